@@ -20,7 +20,7 @@ from once import asked_once
 from test_fuzz import LOG, RUNS, SYSTEM, contract, pick, pytestmark, tries  # noqa: F401
 
 from transformer_perf import Parallel, advice, estimate, search
-from transformer_perf.cli import COMMANDS, EXPORTS, run_command
+from transformer_perf.cli import COMMANDS, exports, run_command
 from transformer_perf.choices import RECOMPUTE
 from transformer_perf.inputs import naming, read_bytes
 from transformer_perf.parameters import Parameters, changed
@@ -294,7 +294,7 @@ def test_a_plan_is_exported(capsys, monkeypatch):
     monkeypatch.setattr(advice, 'plan', asked_once(advice.plan))   # of which each is a form
     words = ['plan', '--model', 'llama3.1_8B', '--gpus', '8', '--system', 'H200,H100-80GB',
              '--tokens', '1B', '--global-batch', '64', '--export']
-    for name in EXPORTS:
+    for name in exports():
         try: assert run_command([*words, name]) == 0 and capsys.readouterr().out.strip()
         except ValueError as error: assert f'cannot be said in {name}' in str(error)
 

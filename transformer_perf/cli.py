@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COMMANDS', 'NO_HELP', 'SEVERAL', 'YES_OR_NO', 'IN_WORDS', 'MODEL', 'SYSTEM', 'NVLINK', 'BATCH', 'ASSUMPTIONS',
-           'PRICED', 'FORMAT', 'OUTPUT', 'WIDE', 'RESULT', 'EXPORTS', 'JOB', 'WORKERS', 'STRATEGY', 'CHOSEN', 'LAYOUT',
+           'PRICED', 'FORMAT', 'OUTPUT', 'WIDE', 'RESULT', 'JOB', 'WORKERS', 'STRATEGY', 'CHOSEN', 'LAYOUT',
            'MOST_POINTS', 'records', 'wrapped', 'paragraph', 'Option', 'Command', 'command', 'as_number',
            'whole_numbers_given', 'texts_given', 'parallel_of', 'left_open', 'axis', 'axes', 'amount']
 
@@ -242,7 +242,6 @@ FORMAT = Option('--format', 'table to read; csv or json, in full precision, for 
 OUTPUT = Option('--output -o', 'write to this file instead of the terminal')
 WIDE = Option('--wide', 'all columns of a table, however many', 'switch')
 RESULT = (FORMAT, OUTPUT, WIDE)
-EXPORTS = ('json', 'megatron', 'deepspeed', 'accelerate', 'torchtitan', 'perfetto')
 _JOB_READ = (
     Option('--job', 'a file that a framework trains from (a script or YAML of Megatron-LM, a JSON '
            'of DeepSpeed, a YAML of Accelerate or Primus, fields of torchtitan, the YAML that a '
@@ -448,16 +447,16 @@ def not_used(args):  # list of str
         if found: taken.append(f'{words}: {"; ".join(found)}.')
     return taken
 
-COMMENTED = ('megatron', 'accelerate', 'torchtitan')   # formats with comments
-WRITTEN_IN = {'json': ('.json',), 'deepspeed': ('.json',), 'accelerate': ('.yaml', '.yml'),
-              'torchtitan': ('.yaml', '.yml'), 'megatron': (), 'perfetto': ('.json',)}
-ENDINGS_OF_JOBS = ('.json', '.yaml', '.yml', '.toml')   # which --job reads as what they say
+def exports():  # dict: what --export takes -> the usual ending of such a file
+    own = {name: format.ending for name, format in perf.interop.FORMATS.items()}
+    return {'json': '.json', **own, 'perfetto': '.json'}
 
 def check_ending(format, path):  # nothing
     "A ValueError for a file that would be read as what it is not."
-    ending, right = Path(path).suffix.lower(), WRITTEN_IN[format]
-    if ending not in ENDINGS_OF_JOBS or ending in right: return
-    goes = f'writes {right[0]}' if right else 'writes a script'
+    ending, right = Path(path).suffix.lower(), exports()[format]
+    readers = perf.interop.reading.READERS
+    if ending not in readers or readers[ending] == readers.get(right): return
+    goes = f'writes {right}' if right in readers else 'writes a script'
     raise ValueError(f'--output={quoted(path)}: --export {format} {goes}, not {ending}')
 
 def as_open(job, args):  # Parallel
@@ -474,7 +473,7 @@ def exported(one, args):  # str
     job = perf.interop.job_asked(one)
     told = args.job.ignored if args.job else ()
     left = [key for key, why in told if not why.startswith('absent')]
-    commented = left and args.export in COMMENTED
+    commented = left and exports()[args.export] != '.json'   # which has no comments
     more = f'# of the job, not here: {printable(", ".join(left))}\n' if commented else ''
     if args.job:
         named = ('loss_fusion', 'whole_logits', 'reduces_whole', 'dropout')   # also if not said
@@ -1731,9 +1730,10 @@ def arguments_of(name, texts):  # Namespace
     said = job_of_options(args, options)
     for o in options: setattr(args, o.name, option_asked(o, args, said))
     args.command, args.length, args.wide = name, '', getattr(args, 'wide', False)
-    for word, known in (('format', _OUTPUT_FORMATS), ('export', EXPORTS)):
-        if getattr(args, word, None): nearest(getattr(args, word), known, f'--{word}')
-    if getattr(args, 'export', None) and args.output: check_ending(args.export, args.output)
+    if getattr(args, 'format', None): nearest(args.format, _OUTPUT_FORMATS, '--format')
+    if getattr(args, 'export', None):
+        nearest(args.export, exports(), '--export')
+        if args.output: check_ending(args.export, args.output)
     folder = name == 'sweep' and args.output and not Path(args.output).suffix
     if getattr(args, 'output', None) and not folder: check_writable(args.output)
     return args

@@ -136,4 +136,4 @@ DEEPSPEED = Format(DEEPSPEED_ROWS, derive_deepspeed, undo_deepspeed, {
     'sparse scores': 'sparse_attention.*',
     'how checkpoints are kept': 'activation_checkpointing.*'},
     'DeepSpeed', ('zero_optimization', BATCH_KEY, 'train_micro_batch_size_per_gpu',
-                  'gradient_accumulation_steps', 'tensor_parallel'))
+                  'gradient_accumulation_steps', 'tensor_parallel'), ending='.json')

@@ -991,7 +991,7 @@ MEGATRON = Format(MEGATRON_ROWS, derive_megatron, undo_megatron, {
     'a first iteration alone': '--pp-warmup', 'more or fewer steps': '--muon-num-ns-steps',
     'an allocator': '--empty-unused-memory-level', 'buffers of NCCL': '--use-nccl-ub',
     'another all-reduce': '--symmetric-ar-type'},
-    'Megatron-Core', refuses=refused_by_megatron)
+    'Megatron-Core', refuses=refused_by_megatron, ending='.sh')
 
 # %% ../../nbs/90c_megatron.ipynb #12ab0026
 FLAGS = {row.key: row.kind.switch for row in MEGATRON_ROWS if row.key}

@@ -131,16 +131,17 @@ def job_of_both(given, path, name, told):  # Job
     keys = flat(parse_json(read_text(place, LARGEST_TEXT), path_text(name)))
     return job_of_keys(keys, DEEPSPEED, told, gpus if gpus[1] else None)
 
+READERS = {'.json': parse_json, '.yaml': parse_yaml, '.yml': parse_yaml, '.toml': parse_toml}
+
 def job_in(path, told):  # Job
     "A job from a file."
     kind = os.path.splitext(path)[1].lower()
     if kind == '.py': raise ValueError(
         f'{path_text(path)}: Python is not run: give the YAML that a recipe prints (to_yaml)')
-    readers = {'.json': parse_json, '.yaml': parse_yaml, '.yml': parse_yaml, '.toml': parse_toml}
     text = read_text(path, LARGEST_TEXT)
-    if kind not in readers:
+    if kind not in READERS:
         with naming(path): return job_of_text(text, told)
-    given = readers[kind](text, path_text(path))
+    given = READERS[kind](text, path_text(path))
     with naming(path):
         if other := flat(given).get(OTHER_FILE): return job_of_both(given, path, str(other), told)
         return job_of_dict(given, told, path, text)

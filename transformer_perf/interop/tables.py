@@ -146,6 +146,7 @@ class Format(NamedTuple):
     software: str = None   # which runs it, by name; none where it may be another
     known_by: tuple = ()   # keys that no other format has
     refuses: Callable = lambda facts, model: []   # what the framework refuses of what was read
+    ending: str = '.yaml'   # of a file of it
 
 # %% ../../nbs/90a_tables.ipynb #12ab000c
 def number(least=1):

@@ -141,8 +141,6 @@ def shown_or_why(state, ghost=None):  # Shown, or str
     except ValueError as error: return not_possible(error)
 
 # %% ../../nbs/80_panels.ipynb #7a51c0f9
-ENDINGS = {'megatron': 'sh', 'deepspeed': 'json', 'accelerate': 'yaml', 'torchtitan': 'yaml'}
-
 def files_of(state, shown: Shown):  # (dict: file name -> bytes, list of sentences)
     "What can be taken away of a panel; and why some frameworks cannot be told its configuration."
     name, figure = panel_name(state), shown.figure
@@ -150,8 +148,8 @@ def files_of(state, shown: Shown):  # (dict: file name -> bytes, list of sentenc
     if figure is not None: files[f'{name}.png'] = png_of(figure)
     if isinstance(figure, Drawing): files[f'{name}.svg'] = figure.encode()
     failed = []
-    for framework in FORMATS if hasattr(state, 'job') else ():
-        try: files[f'{framework}.{ENDINGS[framework]}'] = export(state.job, framework).encode()
+    for framework, format in FORMATS.items() if hasattr(state, 'job') else ():
+        try: files[f'{framework}{format.ending}'] = export(state.job, framework).encode()
         except ValueError as error: failed.append(f'{framework}: {error}.')
     return files, failed
 
