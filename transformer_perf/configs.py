@@ -9,6 +9,7 @@ __all__ = ['ANYWHERE', 'WIDTH', 'DERIVED', 'TIED', 'TIED_DERIVED', 'GELU', 'SWIT
 
 # %% ../nbs/81_configs.ipynb #00bc0005
 import fnmatch
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -144,7 +145,7 @@ class Family(NamedTuple):
     more: Callable = None   # (Config, fields so far) -> further fields
     narrow: bool = False    # heads need not be as wide as the stream, together
     reads: str = ''         # keys and kinds of layers, foreign to others, that `more` reads
-    classes: str = ''       # architectures, unless the one that is called as the family is
+    classes: str = ''       # architectures beside the one that is called as the family is
 
 ANYWHERE = dict(   # keys that a file of any family may leave out
     hidden_act='silu', tie_word_embeddings=False, use_sliding_window=True,
@@ -204,11 +205,10 @@ FAMILIES = {
     'qwen3_moe': Family(NORMED, SWITCHED | ALL_ROUTED | WIDTH, ONE_BIAS, windows='all',
                         experts=OWN_WIDTH),
     'mimo': Family(usual=DERIVED | SWITCHED | dict(attention_bias=True), biases=QKV_BIAS,
-                   windows='last', mtp=True, classes='MiMoForCausalLM'),
+                   windows='last', mtp=True),
     'deepseek_v2': Family(usual=_COUNTED | dict(topk_method='greedy'), latent=True,
                           experts=OWN_WIDTH, never='attention_bias mlp_bias'),
-    **alike({'deepseek_v3': '', 'kimi_k2': 'DeepseekV3ForCausalLM KimiK2ForCausalLM',
-             'glm4_moe_lite': ''},
+    **alike({'deepseek_v3': '', 'kimi_k2': 'DeepseekV3ForCausalLM', 'glm4_moe_lite': ''},
             BALANCED, _COUNTED, latent=True, mtp=True, experts=OWN_WIDTH,
             never='attention_bias'),
     'glm4_moe': Family(BALANCED, _COUNTED | WIDTH, QKV_BIAS, dict(qk_norm='use_qk_norm'),
@@ -218,7 +218,7 @@ FAMILIES = {
     'dots1': Family(NORMED | BALANCED, ALL_ROUTED | WIDTH | _NO_WINDOW, ONE_BIAS, windows='all',
                     experts=OWN_WIDTH),
     'minimax_m2': Family(BALANCED, ALL_ROUTED | dict(use_qk_norm=True), flags=QK_NORMS,
-                         experts=MLP_WIDTH, classes='MiniMaxM2ForCausalLM'),
+                         experts=MLP_WIDTH),
     'gpt_oss': Family(
         BALANCED | SINKS | dict(activation='clamped_silu'), ALL_ROUTED | dict(attention_bias=True),
         {None: 'mlp', 'attention_bias': 'attention'}, windows=2, experts=MLP_WIDTH),
@@ -236,33 +236,29 @@ FAMILIES = {
     'phi3': Family(usual=DERIVED | _NO_WINDOW, windows='all'),
     'phimoe': Family(
         dict(norm='layernorm'), ALL_ROUTED | WIDTH | _NO_WINDOW | dict(lm_head_bias=False),
-        ONE_BIAS, dict(output_bias='lm_head_bias'), windows='all', experts=MLP_WIDTH,
-        classes='PhimoeForCausalLM PhiMoEForCausalLM'),
+        ONE_BIAS, dict(output_bias='lm_head_bias'), windows='all', experts=MLP_WIDTH),
     'starcoder2': Family(PLAIN, TIED | WIDTH | GELU | _NO_WINDOW | dict(use_bias=True),
                          {'use_bias': 'attention mlp'}, windows='all'),
     'stablelm': Family(dict(norm='layernorm'), WIDTH
                        | dict(use_qkv_bias=False, qk_layernorm=False, use_parallel_residual=False),
-                       {'use_qkv_bias': 'qkv'}, never='qk_layernorm use_parallel_residual',
-                       classes='StableLmForCausalLM'),
+                       {'use_qkv_bias': 'qkv'}, never='qk_layernorm use_parallel_residual'),
     'nemotron': Family(PLAIN, DERIVED | _RELU2, AS_LLAMA),
     'arcee': Family(UNGATED, DERIVED | _RELU2, AS_LLAMA),
     'cohere': Family(dict(layer_norms=1), TIED_DERIVED, ONE_BIAS, QK_NORMS),
     'cohere2': Family(dict(layer_norms=1), TIED_DERIVED, ONE_BIAS, windows=4),
     'granite': Family(usual=DERIVED, biases=AS_LLAMA),
-    'granitemoe': Family(usual=DERIVED | ALL_ROUTED, biases=ONE_BIAS, experts=MLP_WIDTH,
-                         classes='GraniteMoeForCausalLM'),
+    'granitemoe': Family(usual=DERIVED | ALL_ROUTED, biases=ONE_BIAS, experts=MLP_WIDTH),
     'seed_oss': Family(usual=dict(attention_bias=True, attention_out_bias=False),
                        biases=QKV_BIAS | {'mlp_bias': 'mlp'}, never='attention_out_bias'),
-    'smollm3': Family(usual=TIED | SWITCHED | WIDTH, biases=AS_LLAMA, windows='all',
-                      classes='SmolLM3ForCausalLM'),
+    'smollm3': Family(usual=TIED | SWITCHED | WIDTH, biases=AS_LLAMA, windows='all'),
     'exaone4': Family(NORMED, WIDTH, windows=4),
     'gpt2': Family(PLAIN | POSITIONS, TIED_DERIVED | GELU | _MLP_DERIVED, BIASES,
                    classes='GPT2LMHeadModel'),
     'gpt_neox': Family(PLAIN, DERIVED | GELU | dict(attention_bias=True),
-                       {None: 'mlp', 'attention_bias': 'attention'}, classes='GPTNeoXForCausalLM'),
-    **alike({'gptj': 'GPTJForCausalLM', 'codegen': 'CodeGenForCausalLM'},
-            PLAIN | dict(layer_norms=1, output_bias=True), DERIVED | GELU | _MLP_DERIVED,
-            {None: 'mlp'})}
+                       {None: 'mlp', 'attention_bias': 'attention'}),
+    **dict.fromkeys(('gptj', 'codegen'), Family(
+        PLAIN | dict(layer_norms=1, output_bias=True), DERIVED | GELU | _MLP_DERIVED,
+        {None: 'mlp'}))}
 
 # %% ../nbs/81_configs.ipynb #506ff445
 def as_wide(c, found):
@@ -283,22 +279,19 @@ def falcon(c, found):
 
 FAMILIES |= {   # dense ones
     'internlm3': Family(usual=_HEAD_OF_128 | dict(num_key_value_heads=2), biases=AS_LLAMA,
-                        never='bias qkv_bias', classes='InternLM3ForCausalLM LlamaForCausalLM'),
+                        never='bias qkv_bias', classes='LlamaForCausalLM'),
     'iquestcoder': Family(usual=_HEAD_OF_128 | dict(num_key_value_heads=8), biases=AS_LLAMA,
-                          classes='IQuestCoderForCausalLM LlamaForCausalLM'),
+                          classes='LlamaForCausalLM'),
     'helium': Family(biases=QKV_BIAS | {'mlp_bias': 'mlp'}, more=as_wide),
-    'ernie4_5': Family(usual=TIED, biases={'use_bias': 'attention mlp'},
-                       classes='Ernie4_5ForCausalLM'),
+    'ernie4_5': Family(usual=TIED, biases={'use_bias': 'attention mlp'}),
     'cwm': Family(biases={'mlp_bias': 'mlp'}, windows='listed'),
     'ministral3': Family(usual=_NO_WINDOW, windows='all'),
     'jais2': Family(PLAIN, DERIVED | _RELU2 | dict(attention_bias=True, mlp_bias=True), AS_LLAMA),
     'hyperclovax': Family(usual=DERIVED | dict(use_post_norm=True), biases=AS_LLAMA,
-                          more=norms_after, classes='HyperCLOVAXForCausalLM'),
+                          more=norms_after),
     'youtu': Family(usual=TIED, latent=True, never='attention_bias'),
-    'minicpm3': Family(usual=TIED, latent=True, never='attention_bias mlp_bias',
-                       classes='MiniCPM3ForCausalLM'),
-    'vaultgemma': Family(usual=TIED | GELU, biases=ONE_BIAS, windows=2,
-                         classes='VaultGemmaForCausalLM'),
+    'minicpm3': Family(usual=TIED, latent=True, never='attention_bias mlp_bias'),
+    'vaultgemma': Family(usual=TIED | GELU, biases=ONE_BIAS, windows=2),
     'mpt': Family(   # norms with a scale and no shift; its MLP has 4 e, whatever a file says
         UNGATED, TIED_DERIVED | GELU | _MLP_DERIVED, names=dict(
             hidden_size='d_model', num_attention_heads='n_heads', num_hidden_layers='n_layers',
@@ -306,11 +299,11 @@ FAMILIES |= {   # dense ones
     'persimmon': Family(PLAIN, DERIVED | _RELU2 | dict(qk_layernorm=True), BIASES,
                         dict(qk_norm='qk_layernorm')),
     'xglm': Family(
-        PLAIN, TIED_DERIVED | GELU, BIASES, classes='XGLMForCausalLM', names=dict(
+        PLAIN, TIED_DERIVED | GELU, BIASES, names=dict(
             hidden_size='d_model', num_attention_heads='attention_heads',
             num_hidden_layers='num_layers', intermediate_size='ffn_dim')),
     'gpt_bigcode': Family(PLAIN | POSITIONS, TIED_DERIVED | GELU | _MLP_DERIVED
-                          | dict(multi_query=True), BIASES, classes='GPTBigCodeForCausalLM'),
+                          | dict(multi_query=True), BIASES),
     'falcon': Family(
         PLAIN, TIED_DERIVED | dict(
             activation='gelu', multi_query=True, parallel_attn=True, ffn_hidden_size=None,
@@ -318,8 +311,7 @@ FAMILIES |= {   # dense ones
         {'bias': 'attention mlp'}, more=falcon, names=dict(
             num_key_value_heads='num_kv_heads', intermediate_size='ffn_hidden_size',
             hidden_act='activation')),
-    'nanochat': Family(NORMED | dict(gated_mlp=False, norm='unscaled'), DERIVED | _RELU2, ONE_BIAS,
-                       classes='NanoChatForCausalLM')}
+    'nanochat': Family(NORMED | dict(gated_mlp=False, norm='unscaled'), DERIVED | _RELU2, ONE_BIAS)}
 
 # %% ../nbs/81_configs.ipynb #f50c88b5
 def wider_dense(c, found):
@@ -330,22 +322,21 @@ SHARED_WIDTH = dict(shared_expert_intermediate_size='shared_intermediate_size')
 
 FAMILIES |= {   # with experts
     'granitemoeshared': Family(usual=DERIVED | ALL_ROUTED, biases=ONE_BIAS, experts=MLP_WIDTH,
-                               names=SHARED_WIDTH, classes='GraniteMoeSharedForCausalLM'),
+                               names=SHARED_WIDTH),
     'granite_swa': Family(SINKS, TIED | WIDTH | dict(num_key_value_heads=4), AS_LLAMA,
-                          windows='listed', classes='GraniteSWAForCausalLM'),
+                          windows='listed'),
     'granitemoe_swa': Family(
         SINKS, DERIVED | ALL_ROUTED, ONE_BIAS, windows='listed', experts=MLP_WIDTH,
-        names=SHARED_WIDTH, classes='GraniteMoeSWAForCausalLM'),
+        names=SHARED_WIDTH),
     'hy_v3': Family(NORMED | BALANCED, _COUNTED, ONE_BIAS, experts=OWN_WIDTH,
-                    never='mlp_bias', classes='HYV3ForCausalLM'),
+                    never='mlp_bias'),
     'aria_text': Family(
         usual=DERIVED | ALL_ROUTED, biases=ONE_BIAS, experts=MLP_WIDTH,
         never='mlp_bias', names=dict(
             num_experts='moe_num_experts', num_experts_per_tok='moe_topk',
             n_shared_experts='moe_num_shared_experts')),
     'ernie4_5_moe': Family(
-        BALANCED, TIED | ALL_ROUTED | WIDTH, never='use_bias', experts=OWN_WIDTH,
-        classes='Ernie4_5_MoeForCausalLM', names=dict(
+        BALANCED, TIED | ALL_ROUTED | WIDTH, never='use_bias', experts=OWN_WIDTH, names=dict(
             num_experts='moe_num_experts', num_experts_per_tok='moe_k',
             n_shared_experts='moe_num_shared_experts', decoder_sparse_step='moe_layer_interval',
             first_k_dense_replace='moe_layer_start_index')),
@@ -378,30 +369,28 @@ def kinds_of_text(c, found):
     return {'other_embeddings': c.needed('type_vocab_size', least=0), 'causal': c.on('is_decoder')}
 
 FAMILIES |= {   # made of encoders: in most, the last norm stands after the embedding, and not last
-    **alike({kind: f'{name}ForCausalLM {name}LMHeadModel {name}ForMaskedLM' for kind, name in {
+    **alike({kind: f'{name}LMHeadModel {name}ForMaskedLM' for kind, name in {
                 'bert': 'Bert', 'camembert': 'Camembert', 'data2vec-text': 'Data2VecText',
                 'megatron-bert': 'MegatronBert', 'roberta': 'Roberta',
                 'xlm-roberta': 'XLMRoberta'}.items()},
             BERT, SEGMENTS, BIASES, more=kinds_of_text),
     'xlm-roberta-xl': Family(BERT, SEGMENTS | dict(type_vocab_size=1), BIASES, more=kinds_of_text,
-                             classes='XLMRobertaXLForCausalLM XLMRobertaXLForMaskedLM'),
+                             classes='XLMRobertaXLForMaskedLM'),
     'ernie': Family(BERT, SEGMENTS | dict(use_task_id=False), BIASES, more=kinds_of_text,
-                    never='use_task_id', classes='ErnieForCausalLM ErnieForMaskedLM'),
+                    never='use_task_id', classes='ErnieForMaskedLM'),
     'roberta-prelayernorm': Family(
         BERT | dict(embedding_norm=True), SEGMENTS, BIASES, more=kinds_of_text,
-        classes='RobertaPreLayerNormForCausalLM RobertaPreLayerNormForMaskedLM'),
+        classes='RobertaPreLayerNormForMaskedLM'),
     'bert-generation': Family(
         BERT | dict(output_transform=False), SEGMENTS | dict(type_vocab_size=0), BIASES,
         more=kinds_of_text, classes='BertGenerationDecoder'),
     'modernbert-decoder': Family(
         dict(output_transform=True), TIED_DERIVED | GELU | dict(norm_bias=False, decoder_bias=True),
-        ONE_BIAS, dict(output_bias='decoder_bias'), windows='listed', never='norm_bias mlp_bias',
-        classes='ModernBertDecoderForCausalLM'),
+        ONE_BIAS, dict(output_bias='decoder_bias'), windows='listed', never='norm_bias mlp_bias'),
     'bloom': Family(   # ALiBi has no longest sample: 2048 tokens are those of its training
         PLAIN | dict(embedding_norm=True), TIED_DERIVED | GELU | _MLP_DERIVED
         | dict(seq_length=2048), BIASES, names=dict(max_position_embeddings='seq_length')),
-    'biogpt': Family(PLAIN | POSITIONS | dict(other_embeddings=2), TIED_DERIVED | GELU, BIASES,
-                     classes='BioGptForCausalLM')}
+    'biogpt': Family(PLAIN | POSITIONS | dict(other_embeddings=2), TIED_DERIVED | GELU, BIASES)}
 
 # %% ../nbs/81_configs.ipynb #00bc0031
 def with_state(c, depth):  # list of bool
@@ -622,7 +611,7 @@ FAMILIES |= {   # hybrids
         names=dict(max_position_embeddings='max_position_embeddings model_max_length')),
     'minimax': Family(usual=ALL_ROUTED | WIDTH | dict(block_size=256), more=lightning,
                       experts=MLP_WIDTH, reads='linear_* 0',
-                      classes='MiniMaxForCausalLM MiniMaxText01ForCausalLM MiniMaxM1ForCausalLM'),
+                      classes='MiniMaxText01ForCausalLM MiniMaxM1ForCausalLM'),
     **dict.fromkeys(('deepseek_v32', 'glm_moe_dsa'), Family(
         BALANCED, _COUNTED | dict(index_topk_freq=1, index_skip_topk_offset=2), latent=True,
         mtp=True, experts=OWN_WIDTH, more=indexed, reads='index_* indexed_attention',
@@ -644,7 +633,7 @@ FAMILIES |= {   # hybrids
         never='mamba_proj_bias attention_bias mlp_bias', reads='mamba_* attn_layer_indices'),
     'granitemoehybrid': Family(
         usual=DERIVED | ALL_ROUTED, more=granite_hybrid, never='mamba_proj_bias attention_bias',
-        experts=MLP_WIDTH, names=SHARED_WIDTH, classes='GraniteMoeHybridForCausalLM',
+        experts=MLP_WIDTH, names=SHARED_WIDTH,
         reads='mamba_* linear_attention mamba attention layers_block_type'),
     'nemotron_h': Family(
         UNGATED, _RELU2 | dict(use_conv_bias=True, moe_latent_size=None), more=nemotron_h,
@@ -757,21 +746,19 @@ FAMILIES |= {   # whose layers have shapes of their own
         never='attention_bias mlp_bias mamba_proj_bias projectors_bias'),
     'mimo_v2_flash': Family(
         BALANCED, ALL_ROUTED | _DENSE_FIRST, windows='listed', experts=OWN_WIDTH,
-        more=mimo_v2, never='attention_bias', classes='MiMoV2FlashForCausalLM'),
+        more=mimo_v2, never='attention_bias'),
     'laguna': Family(NORMED | BALANCED, QWEN_ROUTED | _DENSE_FIRST | _NO_WINDOW | dict(gating=True),
                      windows='listed', experts=OWN_WIDTH, more=laguna, never='attention_bias'),
     'gpt_neo': Family(
         PLAIN | POSITIONS, TIED_DERIVED | GELU | _MLP_DERIVED, {None: 'but_qkv'}, more=gpt_neo,
-        names=dict(num_attention_heads='num_heads', num_hidden_layers='num_layers'),
-        classes='GPTNeoForCausalLM'),
+        names=dict(num_attention_heads='num_heads', num_hidden_layers='num_layers')),
     'opt': Family(
         PLAIN | POSITIONS, TIED_DERIVED | dict(
             hidden_act='relu', enable_bias=True, do_layer_norm_before=True,
             word_embed_proj_dim=None, layer_norm_elementwise_affine=True,
             _remove_final_layer_norm=False),
         {'enable_bias': 'attention mlp'}, more=opt, reads='word_embed_proj_dim',
-        names=dict(intermediate_size='ffn_dim'), never='_remove_final_layer_norm',
-        classes='OPTForCausalLM'),
+        names=dict(intermediate_size='ffn_dim'), never='_remove_final_layer_norm'),
     'ctrl': Family(   # its activation is in no file
         PLAIN | dict(activation='relu', output_bias=True), TIED_DERIVED | dict(hidden_act='relu'),
         BIASES, names=dict(intermediate_size='dff'), classes='CTRLLMHeadModel'),
@@ -965,9 +952,13 @@ def known_to(given):  # str
     return FAMILIES[kind].reads if isinstance(kind, str) and kind in FAMILIES else ''
 
 def classes_of(kind):  # list of str
-    "The architectures of a family."
-    called_alike = f"{kind.title().replace('_', '')}ForCausalLM"   # as `qwen3_moe`, `Qwen3Moe...`
-    return FAMILIES[kind].classes.split() or [called_alike]
+    "The architectures of a family: one is called as it is, as `Qwen3MoeForCausalLM` is."
+    return [*FAMILIES[kind].classes.split(), f"{re.sub('[-_]', '', kind.title())}ForCausalLM"]
+
+def are_of(kind, names):
+    "Whether architectures, in letters of any case, are all of a family."
+    def plain(name): return name.replace('_', '').lower()
+    return {*map(plain, names)} <= {*map(plain, classes_of(kind))}
 
 def family_of(given, nested):  # (model_type, Family)
     "The family that a file is of."
@@ -976,14 +967,12 @@ def family_of(given, nested):  # (model_type, Family)
     for name in of_type(names, list, 'architectures'): of_type(name, str, 'architectures')
     kind = type_said(given)
     if kind is None:
-        found = [kind for kind in FAMILIES if {*names} & {*classes_of(kind)}]
+        found = [kind for kind in FAMILIES if any(are_of(kind, [name]) for name in names)]
         if not found: raise ValueError("lacks 'model_type'")
         kind = found[0]
     family = FAMILIES[nearest(kind, FAMILIES, 'model_type')]
-    classes = classes_of(kind)
-    known = [name.lower() for name in classes]
-    if names and not nested and not all(name.lower() in known for name in names):
-        raise ValueError(f'architectures={quoted(names)} must be {classes[0]}')
+    if not nested and not are_of(kind, names):
+        raise ValueError(f'architectures={quoted(names)} must be {" or ".join(classes_of(kind))}')
     return kind, family
 
 # %% ../nbs/81_configs.ipynb #00bc001a
