@@ -1271,15 +1271,11 @@ def amount(text, flag):  # float, or None
                                         f'{HUGE:g}, such as 1000 or 15.6T') from None
 
 # %% ../nbs/95_cli.ipynb #11a00004
-def fields_given(texts, flag):  # dict: field -> number, or True or False
-    "FIELD=VALUE, each field once."
-    found = {}
-    for text in texts:
-        name, _, value = text.partition('=')
-        if name in found: raise ValueError(f'{flag}: {quoted(name)} is given twice')
-        about = f'{flag} {printable(name)[:40]}'
-        found[name] = YES_OR_NO[value] if value in YES_OR_NO else amount(value, about)
-    return found
+def field_of_operation(text):  # (field, number, or True or False)
+    "FIELD=VALUE of how a cluster is run."
+    name, _, value = text.partition('=')
+    about = f'--operation {printable(name)[:40]}'
+    return name, YES_OR_NO[value] if value in YES_OR_NO else amount(value, about)
 
 @command(
     'plan', MODEL, SYSTEMS._replace(spelled='--system --systems', default=['H100-80GB']),
@@ -1312,7 +1308,8 @@ def plan_command(args):
     """
     model = model_asked(args)
     batch = amount(args.batch_tokens, '--batch-tokens')
-    operation = perf.advice.ClusterOperation(**fields_given(args.operation, '--operation'))
+    run_so = once(map(field_of_operation, args.operation), '--operation: {} is given twice')
+    operation = perf.advice.ClusterOperation(**run_so)
     limits = {name: amount(getattr(args, name), f'--{name}') for name in ('tokens', 'hours', 'usd')}
     systems, assumptions = [*labelled(args.system).values()], assumptions_asked(args)
     found = perf.advice.plan(
