@@ -675,3 +675,17 @@ def test_the_best_product_scales_what_nobody_measured(system):
     flop = same.stats['compute_s'] - one.stats['compute_s']   # only products and attention differ
     assert (flop > 0) == (sheet.matrix_eff > generation.sheet.matrix_eff)
     assert 'its memory and links are used as well' in one.notes[0]
+
+
+def test_flash_attention_that_is_asked_for_stands():
+    "Software without it unless asked is told apart, and asked for once it stays."
+    unasked = estimate(*ABOUT, software='GPT-NeoX')
+    fused = dataclasses.replace(as_assumptions('calibrated', 'GPT-NeoX'), flash_attention=True)
+    asked = estimate(*ABOUT, fused)
+    assert asked.stats['iteration_s'] < unasked.stats['iteration_s']
+    assert asked.stats == estimate(*ABOUT, fused, 'GPT-NeoX').stats   # the same software again
+    told = search('llama3.1_8B', 8, 'H100-80GB', 64, k=1, software='GPT-NeoX').notes
+    for notes, shown in ((unasked.notes, True), (told, True), (asked.notes, False)):
+        assert any('without FlashAttention' in note for note in notes) == shown
+    assert not as_assumptions(fused, 'BLOOM').flash_attention   # another chooses for itself
+    assert not any('FlashAttention' in note for note in estimate(*ABOUT, software='NeMo').notes)

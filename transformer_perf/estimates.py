@@ -811,6 +811,11 @@ def _check_offered(software):
         nearest(name, [*CHOICES], 'choice')
         Assumptions(**{name: value})
 
+def _is_run_by(assumptions, software):  # bool
+    "Whether assumptions are those of jobs of a software already: what they change of it stands."
+    own = known_software().get(software) if isinstance(software, str) else software
+    return own is not None and assumptions.software == own
+
 def as_assumptions(
     assumptions,    # Assumptions, the name of a preset, or a .json file that `calibrate` wrote
     software=None,  # which runs the job: a Software, a name, a .json file or a dict
@@ -822,6 +827,7 @@ def as_assumptions(
         if by_name and own is shipped():
             found = _shipped_run_by(software)
             if found.software is known_software()[software]: return found   # not another's before
+        if _is_run_by(own, software): return own
         own = run_by(own, software)
         _check_offered(own.software)
         return own

@@ -42,7 +42,7 @@ from .iteration import (
     interval_columns, keep, known_runs, layers_to_deal, left_out, likely, odd_sizes,
     packed_in_words, plural, rank_seconds, reaches, readable, rows_never_run, rows_of_table,
     sends_tokens,
-    settled, sold_besides, usable_domain_sizes)
+    settled, sold_besides, usable_domain_sizes, without_flash)
 
 # %% ../nbs/88a_search.ipynb #0ac1f301
 ROWS_AT_A_TIME = 20_000   # bounds the memory of a search
@@ -1366,7 +1366,7 @@ def result_of(searched, q: Question, counts, k=None, kind=None):  # SearchResult
     rows, rank = _rows_shown(best, k, kind)
     beside = _beside_untested(best, rows, rank) if k and len(rows) else ''
     notes = (left_out(q.model, q.assumptions), packed_in_words(q.model),
-             odd_sizes(q.model, q.assumptions), as_of(software),
+             odd_sizes(q.model, q.assumptions), as_of(software), without_flash(q.assumptions),
              sold_besides(q.system, q.assumptions),
              _held_in_words(q), _shared_by_others(q, len(best['rank'])), beside,
              _published_besides(best, rows, q))

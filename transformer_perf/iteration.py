@@ -9,11 +9,12 @@ __all__ = ['PAPER_NAMES', 'ChoicesIfSaid', 'WAITS', 'HIDING', 'SHOWN', 'with_pap
            'grid_lacks', 'check_stages', 'check_parallel', 'choices_in_stages', 'settled', 'hides_as_usual',
            'has_unsaid', 'parts_said', 'reaches', 'out_of_reach', 'gpu_in', 'never_run', 'rows_never_run', 'evidence',
            'evidence_of_rows', 'kind_of_run', 'is_known', 'known_runs', 'interval_columns', 'likely', 'rank_seconds',
-           'counts_longer', 'left_out', 'packed_in_words', 'Estimate', 'row_of', 'notes_of', 'as_of', 'sold_besides',
-           'as_published', 'beyond_software', 'domains_in_words', 'odd_sizes', 'seconds_in', 'tuned_and_plain',
-           'how_priced', 'played_estimate', 'timeline_of', 'memory_of_ranks', 'divisors', 'rows_of_table', 'cross',
-           'keep', 'usable_domain_sizes', 'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable',
-           'differs', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
+           'counts_longer', 'left_out', 'without_flash', 'packed_in_words', 'Estimate', 'row_of', 'notes_of', 'as_of',
+           'sold_besides', 'as_published', 'beyond_software', 'domains_in_words', 'odd_sizes', 'seconds_in',
+           'tuned_and_plain', 'how_priced', 'played_estimate', 'timeline_of', 'memory_of_ranks', 'divisors',
+           'rows_of_table', 'cross', 'keep', 'usable_domain_sizes', 'interval_of', 'estimate', 'short', 'gap',
+           'layer_groups', 'readable', 'differs', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
+           'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -41,7 +42,7 @@ from transformer_perf.estimates import (
     CHOICES, FITS_BY, OPTIMIZERS, Assumptions, Choices, Group, any_of, as_assumptions,
     negated)
 from .parameters import REACHED, WIDEST_GROUPS, interval, untested_longer
-from .software import leaves_overlap, releases_in_words
+from .software import chosen_by, leaves_overlap, releases_in_words
 from .kernels import pricer_of
 from .blocks import STRATEGIES
 from .modules import (
@@ -531,6 +532,13 @@ def left_out(model: Model, assumptions):  # str
     if causal and not assumptions.causal_mask: parts.append('the causal mask')
     return f'Not counted, as in the published model: {" and ".join(parts)}.' if parts else ''
 
+def without_flash(assumptions):  # str
+    "That attention is not fused, where software has FlashAttention only if it is asked for."
+    a = assumptions
+    if a.flash_attention or chosen_by(a.software).get('flash_attention', True): return ''
+    return (f'{a.software.name} is taken to run without FlashAttention, as where nobody asks for '
+            'it: flash_attention=True, in its assumptions or in a job, says that somebody did.')
+
 def packed_in_words(model: Model):  # str
     "What samples are packed of, and what an iteration of the mean one leaves out."
     own = model.documents
@@ -591,7 +599,7 @@ def notes_of(one: Estimate):  # list of str
     words = evidence(one.row, one.model, one.system, a)
     unknown = beyond_software(one.parallel, a.software)
     found = [f'Evidence: {words}.', tuned_and_plain(one), as_of(a.software),
-             sold_besides(one.system, a), unknown and f'{unknown}.',
+             without_flash(a), sold_besides(one.system, a), unknown and f'{unknown}.',
              left_out(one.model, a), packed_in_words(one.model), how_priced(one),
              as_published(vars(one.parallel), one.model, one.system, a.software),
              _more_than_there_are(one), _without_effect(one), _unused_in_words(one),
