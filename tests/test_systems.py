@@ -18,8 +18,9 @@ from transformer_perf.measured_kernels import closest
 from transformer_perf.parameters import Generation, Parameters, generations, read_calibration
 from transformer_perf.sweeps import sweep
 from transformer_perf.systems import (
-    PHYSICAL, REQUIRED, UNIT_OF, System, as_system, price_per_gpu_hour, read_prices, sheets_of,
-    system_names, systems_folder, systems_table)
+    PHYSICAL, REQUIRED, UNIT_OF, System, as_system, gpu_of, price_per_gpu_hour, read_prices,
+    sheet_of, sheets_of, system_names, systems_folder, systems_table)
+from transformer_perf.validation import predict
 
 PAPER = {'A100', 'H200', 'B200', 'B200-next', 'polaris', 'tg40', 'tg80'}   # of published studies
 SOLD = [name for name in system_names() if name not in PAPER]
@@ -319,6 +320,18 @@ def test_files_are_whole():
         found = json.loads(file.read_text())
         assert set(found) <= fields and 'name' not in found, file.name
         assert None not in found.values(), f'{file.name}: leave out what is not known'
+
+
+@pytest.mark.parametrize('gpu', ['A800', 'H800'])
+def test_a_gpu_with_slower_links_has_its_own_sheet(gpu):
+    "A machine, or a row of a table, that says this name has not the links of the full GPU."
+    own = as_system(f'{gpu}-80GB')
+    assert sheet_of(gpu_of(f'NVIDIA {gpu}-SXM4-80GB')) == own and own.nvlink_bandwidth == 200
+    row = dict(model='llama3.1_8B', seq_len=8192, n_gpus=16, tp=8, pp=1, micro_batch=1,
+               global_batch=32, iteration_s=2.)
+    found = predict(pd.DataFrame([row | {'gpu': gpu}, row | {'gpu': f'{gpu[0]}100-80GB'}]))
+    assert found.reason.eq('').all()
+    assert found.predicted_iteration_s[0] > 1.05 * found.predicted_iteration_s[1]
 
 
 def test_memory_sold_in_GiB_is_counted_in_GB():

@@ -286,8 +286,8 @@ def price_per_gpu_hour(
 
 # %% ../nbs/82f_systems.ipynb #7c1d40e1
 SHEETS = {'GB300': 'GB300-NVL72', 'GB200': 'GB200-NVL72', 'GH200': 'H200-141GB', 'B300': 'B300',
-          'B200': 'B200-180GB', 'H800': 'H100-80GB', 'H200': 'H200-141GB', 'H100': 'H100-80GB',
-          'A800': 'A100-80GB', 'A100': 'A100-80GB'}   # part of a GPU's name -> its data sheet
+          'B200': 'B200-180GB', 'H800': 'H800-80GB', 'H200': 'H200-141GB', 'H100': 'H100-80GB',
+          'A800': 'A800-80GB', 'A100': 'A100-80GB'}   # part of a GPU's name -> its data sheet
 
 def gpu_of(name):  # str
     "The short name of a GPU: 'NVIDIA H100 80GB HBM3' is an H100."

@@ -98,7 +98,8 @@ _UNLESS_SAID = ('tied_embeddings', 'learned_positions', 'router_bias')   # a mod
 ZERO = ('fsdp_shard', 'shared_expert_ffn', 'dense_layers_first', 'mtp_layers')   # from 0
 
 GPUS = {   # where a name is not that of a system: the system, and what differs
-    **{gpu: (SHEETS[gpu], {}) for gpu in ('H100', 'H200', 'B200', 'GB200', 'GB300')},
+    **{gpu: (SHEETS[gpu], {})
+       for gpu in ('A800', 'H100', 'H800', 'H200', 'B200', 'GB200', 'GB300')},
     **GPU_VARIANTS}
 
 _KNOWN_COLUMNS = {*RUN_COLUMNS, *MORE, *ADDED, 'precision', 'model'}
