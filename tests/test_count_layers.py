@@ -1169,7 +1169,32 @@ def test_one_norm_of_a_layer_is_the_first():
     for x, y in zip(one, two, strict=True):
         if x.name == 'ln2': assert (x.forward, x.backward) == (Work(), Work()) and not x.weights
         elif x.name == 'fc1': assert x._replace(activations=y.activations) == y
+        elif x.name == 'vproj': assert without_messages(x) == without_messages(y)
         else: assert x == y
+
+
+def without_messages(op):
+    "The same, by itself on its GPU."
+    return op._replace(**{way: getattr(op, way)._replace(messages=())
+                          for way in ('forward', 'backward')})
+
+
+@pytest.mark.parametrize('sharded', [False, True])
+@pytest.mark.parametrize('model, norms', [(GPT, 1), (GPT, 2), (GPT, 4), (SHARED, 1)],
+                         ids=['one norm', 'two norms', 'four norms', 'experts'])
+def test_halves_side_by_side_send_one_sum(model, norms, sharded):
+    "Attention's output waits for the MLP's; experts give whole rows, and a norm needs the sum."
+    own = dataclasses.replace(model, layer_norms=norms, side_by_side=True)
+    apart = dataclasses.replace(model, layer_norms=norms)
+    ops, others = (job_at(m, tp=2, sequence_sharded=sharded).operations for m in (own, apart))
+    once = model is GPT and norms <= 2
+    for x, y in zip(ops, others, strict=True):
+        if x.name != 'vproj' or norms == 1: assert x == y   # one norm means that they are
+        sent = [m for way in (x.forward, x.backward) for m in way.messages if m.volume]
+        if x.name == 'vproj': assert bool(sent) != once
+        if x.name == 'fc2': assert [m.kind for m in sent] == (
+            ['reducescatter', 'allgather'] if sharded else ['allreduce'])
+    assert own.parameters == apart.parameters
 
 
 @pytest.mark.parametrize('precision, kept', [('bf16', (2, 0, 0)), ('fp8', (1, 1, 2))])

@@ -806,6 +806,19 @@ def test_configs_as_their_owners_wrote_them():
     assert as_model(falcon).parameters == 6_921_720_704
 
 
+@pytest.mark.parametrize('key, of_one', [
+    ('use_parallel_residual', of('gpt_neox', 512, 2, 8, 2048, 1000, hidden_act='gelu')),
+    ('parallel_attn', dict(model_type='falcon', alibi=False, bias=False, hidden_size=512,
+                           num_attention_heads=8, num_hidden_layers=2, vocab_size=1000))])
+def test_halves_side_by_side_are_read(key, of_one):
+    "What files that leave it out have, too."
+    for said, read in (({}, True), ({key: True}, True), ({key: False}, False)):
+        assert as_model({**of_one, **said}).side_by_side == read
+    if 'falcon' not in of_one.values(): return
+    large = as_model({**of_one, 'new_decoder_architecture': True, 'num_kv_heads': 2})
+    assert large.side_by_side and large.layer_norms == 2
+
+
 @pytest.mark.parametrize('precision', ['bf16', 'fp8', 'fp8-block'])
 @pytest.mark.parametrize('assumes', [
     {'fp8_parameters': True}, {'bf16_ends': 2}, {'flash_attention': False},

@@ -48,6 +48,7 @@ class Half:
     gated = False            # of Llama's family: RMSNorm, no biases, a gate in known kinds
     wants_all_rows = True    # its first product reads all rows; else a GPU's own are enough
     on_grid = False          # SUMMA has operations for it
+    sums_parts = False       # each GPU of tp has a part of what it gives: they are sent to a sum
 
     def operations(self, job):  # list of Operation
         "What one GPU does, from the stream to the stream and the norm of what follows."
@@ -141,6 +142,7 @@ class Block:
     norm: str = None         # one of _NORMS; unless given, that of the family
     norms: int = 2           # on the residual stream; 4 in Gemma 2 and 3
     in_16_bits: bool = False # its products stay in 16 bits, whatever the precision of the others
+    side_by_side: bool = False   # both halves read the stream as it comes in, as with one norm
 
     @cached_property
     def gated(self): return np.asarray(self.ffn.gated) * 1.
@@ -169,6 +171,12 @@ class Block:
 
     @property
     def halves(self): return self.mixer, self.ffn
+
+    @property
+    def sends_once(self):
+        "Whether what its halves give is added up before it is sent (GPT-NeoX, transformer.py)."
+        reads_once = self.side_by_side or self.norms == 1
+        return reads_once and self.norms <= 2 and self.ffn.sums_parts
 
 # %% ../nbs/82b_blocks.ipynb #9e9b794d
 @dataclass(frozen=True, kw_only=True)
@@ -323,11 +331,14 @@ def column_product(job: CountedJob, name, outputs, inputs=None):  # Operation
     return gathers(job, op) if a.inputs_sharded and of_layer else op
 
 # %% ../nbs/82b_blocks.ipynb #f9384ae9
+_ENDS_OF_MIXERS = 'vproj', 'state-out'   # their last products
+
 def row_product(job: CountedJob, name, inputs):  # Operation
     "Product with a weight whose rows are shared out; `inputs` of them are here."
     sharded = job.sequence_sharded
     op = inner_product(job, name, job.tokens, inputs, job.embed_dim, 'inputs')
     op = _bias_after_messages(job, op)
+    if job.here.sends_once and name in _ENDS_OF_MIXERS: return op   # sent with the other half's
     forward = (sent_if(sharded, tp_message(job, 'reducescatter'))
                + sent_if(negated(sharded), tp_message(job, 'allreduce')))
     gather = tp_message(job, 'allgather', quantized=True)
@@ -525,7 +536,7 @@ class MLP(Half):
     in_steps: bool = False   # its GELU is written in steps (`gelu_new`), no kernel of PyTorch
 
     name = 'MLP'
-    on_grid = True
+    on_grid = sums_parts = True
 
     def readers(self, job): return 1 + np.asarray(self.gated)
     def divisions(self, tp): return [('mlp_dim', self.hidden_dim, 'tp', tp)]

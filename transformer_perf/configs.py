@@ -254,8 +254,9 @@ FAMILIES = {
     'exaone4': Family(NORMED, WIDTH, windows=4),
     'gpt2': Family(PLAIN | POSITIONS, TIED_DERIVED | GELU | _MLP_DERIVED, BIASES,
                    classes='GPT2LMHeadModel'),
-    'gpt_neox': Family(PLAIN, DERIVED | GELU | dict(attention_bias=True),
-                       {None: 'mlp', 'attention_bias': 'attention'}),
+    'gpt_neox': Family(
+        PLAIN, DERIVED | GELU | dict(attention_bias=True, use_parallel_residual=True),
+        {None: 'mlp', 'attention_bias': 'attention'}, dict(side_by_side='use_parallel_residual')),
     **dict.fromkeys(('gptj', 'codegen'), Family(
         PLAIN | dict(layer_norms=1, output_bias=True), DERIVED | GELU | _MLP_DERIVED,
         {None: 'mlp'}))}
@@ -275,7 +276,9 @@ def falcon(c, found):
     "One norm for both halves, where they work side by side and no second one is asked for."
     several = c.size('num_ln_in_parallel_attn')
     if several is None and c.on('new_decoder_architecture'): several = 2
-    return {'layer_norms': 1 if c.on('parallel_attn') and several != 2 else 2}
+    both = c.on('parallel_attn') or c.on('new_decoder_architecture')
+    one = c.on('parallel_attn') and several != 2
+    return {'layer_norms': 1 if one else 2, 'side_by_side': both}
 
 FAMILIES |= {   # dense ones
     'internlm3': Family(usual=_HEAD_OF_128 | dict(num_key_value_heads=2), biases=AS_LLAMA,

@@ -34,7 +34,7 @@ from transformer_perf.traced import (
 
 # %% ../nbs/88_explained.ipynb #5e0000b1
 STRUCTURE = ('depth', 'mtp_layers', 'dense_layers_first', 'moe_every', 'full_attention_every',
-             'layer_norms', 'train_samples')   # of a model: which layers there are
+             'layer_norms', 'side_by_side', 'train_samples')   # of a model: which layers there are
 UNITS = dict(volume='GB', far='GB', nbytes='GB', scores='GB', vector='TFLOP')   # of counts
 
 def by_name(record, unit='', before=''):  # the record

@@ -55,6 +55,7 @@ class Model:
     biases: str = field(None, choices=tuple(BIASED))   # see `bias_kind`
     norm: str = field(None, choices=('layernorm', 'rmsnorm', 'unscaled'))   # see `norm_kind`
     layer_norms: int = 2        # norms of a layer on the residual stream; 4 in Gemma 2 and 3
+    side_by_side: bool = False  # attention and MLP read the same stream, as where they share a norm
     # attention
     head_dim: int = None        # width of a head; q, e / h unless given
     qk_norm: bool = False       # each head's queries and keys are normalized
@@ -218,7 +219,7 @@ def block_of(m, windowed, sparse):  # Block
     dense = MLP(m.mlp_dim, m.gated_mlp, in_steps=in_steps)
     ffn = experts_of(m) if sparse else dense
     mixer = attention_of(m, m.window if windowed else None)
-    return Block(mixer, ffn, m.biases, m.norm, m.layer_norms)
+    return Block(mixer, ffn, m.biases, m.norm, m.layer_norms, side_by_side=m.side_by_side)
 
 def blocks_from(m):  # tuple of (Block, how many in a row)
     "The layers of a model in order; of an object whose sizes are columns, too."
