@@ -186,8 +186,8 @@ def test_search_is_exhaustive(model, n, gpu, size, batch, strategy, preset, reco
 
 def unbounded(monkeypatch):
     "A search that places every configuration."
-    zero = lambda space, layers: layers.of_each(np.zeros((
-        execution.variant_count(layers.priced.system), len(space.t['dp']))))
+    zero = lambda f: f.layers.of_each(np.zeros((
+        execution.variant_count(f.layers.priced.system), len(f.some))))
     monkeypatch.setattr(execution, 'lower_bounds', zero)
 
 

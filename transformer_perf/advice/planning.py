@@ -211,7 +211,7 @@ FINALISTS = 20   # of the fastest; one of each other question
 
 def candidates(f: Fitting):  # DataFrame
     "The best of each question and number of GPUs, before schedules are played."
-    best = pd.DataFrame(best_candidates(f.placeable, f.layers, worth_asking(f), FINALISTS))
+    best = pd.DataFrame(best_candidates(f._replace(fits=worth_asking(f)), FINALISTS))
     q, t = f.question, f.placeable.at(best.i, best.j)
     found = statistics(t, q.model, q.system, q.global_batch, q.assumptions)
     best = best.rename(columns={'variant': 'question'}).assign(variant=0)

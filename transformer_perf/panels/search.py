@@ -194,7 +194,7 @@ def columns_like_dp(t, names):  # dict of columns
 
 def in_cells(cells, names, f):  # Fitting
     "What fits, for each cell of the map as for a system of its own."
-    columns = columns_like_dp(f.space.t, names)
+    columns = columns_like_dp(f.placeable.t, names)
     sizes = [cells[name].to_numpy()[:, None] == x for name, x in columns.items()]
     return f._replace(fits=np.all(sizes, axis=0) & f.fits)
 
