@@ -602,7 +602,7 @@ def test_a_candidate_says_its_configuration_and_its_placement():
     q, = questions(about, '1d', {}, {})
     fit = [execution.fitting([16], q)]
     some = execution.fastest_of(fit, 30)
-    (table, *_), = execution.tables_of([16], fit, some)
+    table, = execution.tables_of(fit, some)
     i, j = divmod(table['candidate'], len(fit[0].placeable.places['grouping']))
     assert i.tolist() == some['i'].tolist() and j.tolist() == some['j'].tolist() and j.any()
 

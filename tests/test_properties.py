@@ -208,7 +208,7 @@ def test_bounds_change_nothing_over_variants(monkeypatch):
     a = as_assumptions('corrected')
     q = Question(execution.as_model('gpt3_1T'), system, 4096, a, '2d-seqp',
                  considered_choices({}, execution.as_model('gpt3_1T'), system, a), {})
-    ask = lambda: best_of([search_each((512, 4096), [q], 5)[0][0]], (512, 4096))
+    ask = lambda: best_of(search_each((512, 4096), [q], 5), (512, 4096))
     bounded = ask()
     unbounded(monkeypatch)
     again = ask()

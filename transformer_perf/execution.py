@@ -749,16 +749,14 @@ def _empty_table(q: Question):  # dict of columns
     return first | {name: np.array([]) for name in figures}
 
 # %% ../nbs/88a_search.ipynb #6a4c89db
-def tables_of(n_gpus, fit, some):
-    "(chosen candidates, why there are none, how many there were) of each Fitting."
+def tables_of(fit, some):  # list of dict of columns
+    "Some candidates with all their figures, those of each Fitting apart."
     found = []
     for at, f in enumerate(fit):
         own = some['search'] == at
         variant, i, j = (np.asarray(some[name])[own] for name in ('variant', 'i', 'j'))
-        none = set(n_gpus).difference(np.unique(f.placeable.t['n_gpus']).tolist())
-        reasons = {n: why_none(n, f.space, f.memory, f.question) for n in none}
-        table = _table_of_candidates(f, variant, i, j) if len(i) else _empty_table(f.question)
-        found.append((table, reasons, int(f.space.placed.sum())))
+        found.append(_table_of_candidates(f, variant, i, j) if len(i) else
+                     _empty_table(f.question))
     return found
 
 def fastest_of(fit, k):  # dict of columns; `search`: of which Fitting
@@ -874,12 +872,12 @@ def played_until_sure(fit, k, play):  # as `fastest_of`: which were played
         new = keep(new, _fitting_when_played(new, fit, known))
         some = joined_once([some, new])
 
-def played_best(n_gpus, fit, k):  # (as `tables_of`, which candidates were played)
+def played_best(fit, k):  # (as `tables_of`, which candidates were played)
     "What several Fittings find together, played until no other candidate can be faster."
     found = []
     def play(new):
-        found.append(tables_of(n_gpus, fit, new))
-        return [pair for table, *_ in found[-1]
+        found.append(tables_of(fit, new))
+        return [pair for table in found[-1]
                 for pair in zip(_groups_in(table), rank_seconds(table).tolist())]
     some = played_until_sure(fit, k, play)
     return functools.reduce(with_tables, found), some
@@ -890,16 +888,12 @@ def not_among(some, more):  # as `fastest_of`
     return keep(every, np.arange(rows_of_table(some), rows_of_table(every)))
 
 def with_tables(found, more):  # as `tables_of`
-    "What was found of several Questions, and then more of them."
-    together = []
-    for one, other in zip(found, more):
-        table, reasons, number = one
-        together.append((joined([table, other[0]]), reasons, number))
-    return together
+    "What was found of several Fittings, and then more of them."
+    return [joined(both) for both in zip(found, more)]
 
 def search_each(n_gpus, asked, k):  # as `tables_of`
     "What several Questions find together."
-    return played_best(n_gpus, [fitting(n_gpus, q) for q in asked], k)[0]
+    return played_best([fitting(n_gpus, q) for q in asked], k)[0]
 
 # %% ../nbs/88a_search.ipynb #6a4c89e1
 KIND = (*GROUPS, 'ep', 'etp')   # columns: layouts alike in them are of one kind
@@ -1002,10 +996,10 @@ def untried(q: Question):  # str
     return (f'{words}: panels begin at the larger of tp and cp, and double while one is '
             f'{q.assumptions.least_panel} wide or more')
 
-def why_none(n, space: Space, memory, q: Question):
+def why_none(n, f: Fitting):  # str
     "Why no candidate of n GPUs is feasible, in a sentence."
+    q, space, s = f.question, f.space, f.question.system
     own = space.t['n_gpus'] == n
-    s = q.system
     name = ', '.join(dict.fromkeys(q.strategies))
     if not own.any():
         refused = refusal(n, space, q)
@@ -1016,7 +1010,7 @@ def why_none(n, space: Space, memory, q: Question):
         places = held_columns(q, PLACES)
         return (f'{name}: no placement fills an NVLink domain of {s.nvlink_size} with '
                 f'divisors of the groups of {n} GPUs{f"; held: {places}" if places else ""}')
-    least = memory[..., own].min()
+    least = f.memory[..., own].min()
     room = np.max(s.hbm_capacity)
     alone = ' (copies share out nothing: ZeRO 0)' if q.considered['zero_stage'] == [0] else ''
     if least > room:
@@ -1027,6 +1021,11 @@ def why_none(n, space: Space, memory, q: Question):
         return f'{name}: what fits asks the host for more than its {s.host_capacity:g} GB a GPU'
     return (f'{name}: the configurations that fit have no placement that fills an NVLink '
             f'domain of {s.nvlink_size}')
+
+def reasons_for_none(fit, counts):  # dict: number of GPUs -> why no Fitting has a candidate
+    "Why nothing is found, where nothing is."
+    none = [n for n in counts if not any((f.placeable.t['n_gpus'] == n).any() for f in fit)]
+    return {n: '; '.join(dict.fromkeys(why_none(n, f) for f in fit)) for n in none}
 
 # %% ../nbs/88a_search.ipynb #abba6bba
 class SearchResult(pd.DataFrame):
@@ -1355,10 +1354,9 @@ def _result_with(columns):  # SearchResult
     if len(columns['rank']): return SearchResult(columns | _as_pandas_texts(columns))
     return SearchResult(_empty_result(tuple((name, x.dtype) for name, x in columns.items())))
 
-def result_of(searched, q: Question, counts, k=None, kind=None):  # SearchResult
-    "Several searches, q the first of them, as one: k rows of a count at most, one of a kind."
-    tables, reasons, candidates = zip(*searched)
-    best = best_of(tables, counts)
+def result_of(fit, tables, counts, k=None, kind=None):  # SearchResult
+    "What several Fittings found as one table: k rows of a count at most, one of a kind."
+    q, best = fit[0].question, best_of(tables, counts)
     software = q.assumptions.software
     del best['variant']
     best |= evidence_columns(best, q.model, q.system, q.assumptions)
@@ -1371,10 +1369,10 @@ def result_of(searched, q: Question, counts, k=None, kind=None):  # SearchResult
              _published_besides(best, rows, q))
     fits_by = np.full(len(rows), q.assumptions.fits_by)
     result = _result_with(keep(best, rows) | {'rank': rank, 'fits_by': fits_by})
-    result.priced_on, result.candidates = q.system, sum(candidates)
+    result.priced_on = q.system
+    result.candidates = sum(int(f.space.placed.sum()) for f in fit)
     result.notes = [note for note in notes if note]
-    none = [n for n in counts if all(n in why for why in reasons)]   # in no search
-    result.reasons = {n: '; '.join(dict.fromkeys(why[n] for why in reasons)) for n in none}
+    result.reasons = reasons_for_none(fit, counts)
     return result
 
 # %% ../nbs/88a_search.ipynb #99cc89ce
@@ -1401,17 +1399,17 @@ def search(
     columns = several(kind, 'kind') if kind else ()
     kind = [nearest(name, SHOWN_FIRST, 'column') for name in columns]
     fit = [fitting(counts, q) for q in asked]
-    return result_of(worth_playing(fit, counts, k, kind), asked[0], counts, k, kind)
+    return result_of(fit, worth_playing(fit, counts, k, kind), counts, k, kind)
 
 def worth_playing(fit, counts, k, kind):  # as `tables_of`
     "What is worth playing of what fits, played."
-    found, some = played_best(counts, fit, k)
+    found, some = played_best(fit, k)
     more = [fastest_of_kinds(fit, k, kind)] if kind else []
     known = known_runs(fit[0].question.assumptions)   # else nothing is tested
     if known and len(counts) == 1: more.append(fastest_tested(fit, joined_once([some, *more])))
     if not more: return found
     new = not_among(some, joined_once(more))
-    return with_tables(found, tables_of(counts, fit, new)) if len(new['i']) else found
+    return with_tables(found, tables_of(fit, new)) if len(new['i']) else found
 
 # %% ../nbs/96_paper_names.ipynb #7d50b9da
 from .inputs import FLAG, INTEGER, divides, takes

@@ -83,8 +83,7 @@ def run_task(task):  # DataFrame
     "The best candidates of a task, with the columns that say where they belong."
     a = task.assumptions
     asked = questions((task.model, task.system, task.global_batch, a), task.strategy, task.choices)
-    found = search_each(task.n_gpus, asked, task.k)
-    table = best_of([own for own, *_ in found], task.n_gpus)
+    table = best_of(search_each(task.n_gpus, asked, task.k), task.n_gpus)
     table = keep(table, table['rank'] <= task.k)
     which = table.pop('variant')
     evidence = _rests_on(table, which, task) if len(which) else {'evidence': which.astype(str)}

@@ -227,13 +227,12 @@ def kept(tables):  # DataFrame, with `search`: which of the tables
     return t[rank < np.where(t.question == 0, FINALISTS, 1)].drop_duplicates(['search', 'i', 'j'])
 
 # %% ../../nbs/88e_planning.ipynb #14a00044
-def varied(n_gpus, asked):  # as `tables_of`
+def varied(fit):  # as `tables_of`
     "What is worth a line, for each number of GPUs; the fastest is the first of a search."
-    fit = [fitting(n_gpus, q) for q in asked]
-    found, some = played_best(n_gpus, fit, 1)
+    found, some = played_best(fit, 1)
     others = kept([candidates(f) for f in fit])
     more = not_among(some, {name: others[name].to_numpy() for name in some})
-    return with_tables(found, tables_of(n_gpus, fit, more))
+    return with_tables(found, tables_of(fit, more))
 
 # %% ../../nbs/88e_planning.ipynb #14a00051
 def on_front(values):  # bool of each row
@@ -383,8 +382,8 @@ def buying_enough(rows, of_iteration):  # (rows, reasons), as `within`
 # %% ../../nbs/88e_planning.ipynb #14a00063
 def searched(about, counts, strategy, choices):  # SearchResult
     "What is worth a line on one system, with `knobs`."
-    asked = questions(about, strategy, choices)
-    found = result_of(varied(counts, asked), asked[0], counts)
+    fit = [fitting(counts, q) for q in questions(about, strategy, choices)]
+    found = result_of(fit, varied(fit), counts)
     found['knobs'] = knobs_of(found, about[-1])
     return found
 

@@ -107,7 +107,7 @@ def best_on(one, system: System, sought):  # s, an array; infinite where nothing
     n = one.parallel.n_gpus
     about = one.model, one.system, one.global_batch, sought
     asked = [q._replace(system=system) for q in questions(about, None, {})]
-    found = pd.DataFrame(best_of([table for table, *_ in search_each([n], asked, 1)], [n]))
+    found = pd.DataFrame(best_of(search_each([n], asked, 1), [n]))
     seconds = np.full(variant_count(system), np.inf)
     found = found[found['rank'] == 1]
     seconds[found.variant.to_numpy()] = found.iteration_s

@@ -109,7 +109,7 @@ def candidates_fitting(state):  # list of Fitting
 def best_of_state(state):  # SearchResult
     "The best configurations of a state, with all their figures."
     fit, counts = candidates_fitting(state), [state.n_gpus]
-    return result_of(worth_playing(fit, counts, TOP, KIND), fit[0].question, counts, TOP, KIND)
+    return result_of(fit, worth_playing(fit, counts, TOP, KIND), counts, TOP, KIND)
 
 # %% ../../nbs/78_search_panel.ipynb #7a51c124
 def asked_settled(state):  # (SearchState, dict: control -> options)
@@ -205,7 +205,7 @@ def best_in_cells(cells, names, job):  # list of dict, a row of a search; None w
     found = [[] for _ in number]   # what was played of each cell
     def play(new):
         told = []
-        for table, *_ in tables_of([], fit, new | {'variant': 0 * new['variant']}):
+        for table in tables_of(fit, new | {'variant': 0 * new['variant']}):
             for row in pd.DataFrame(table).to_dict('records'):   # of what fits after all
                 cell = number[tuple(row[name] for name in names)]
                 found[cell].append(row)
