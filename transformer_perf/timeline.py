@@ -576,8 +576,7 @@ def _summed_over_kinds(layers, each):
 def _mean_matrices(work: Workload, layers):  # Matrices
     "The matrices of the mean of some layers; none where no optimizer asks for them."
     takes = of_names(work.layouts.optimizer, lambda name: tells_matrices(OPTIMIZERS[name]))
-    if work.matrices is None or not any_of(takes): return Matrices()   # None: nothing trains
-    return mean_layer(work.matrices, layers)
+    return mean_layer(work.matrices, layers) if any_of(takes) else Matrices()
 
 # %% ../nbs/87_timeline.ipynb #83c55b7e
 @told('bubble')
@@ -737,14 +736,15 @@ def _working_memory_GB(work: Workload, recomputed, copied, first, last):  # GB
 
 # %% ../nbs/87_timeline.ipynb #5a4d0021
 class StageWeights(NamedTuple):
-    "The weights of a stage."
+    "Weights of a stage: those that train, or the others."
     parts: list     # of (GB, GPUs that may share them out)
-    matrices: list  # the same, of what is in matrices
-    beside: float   # GB that an optimizer keeps of matrices as wholes
+    stored: Stored  # by a layer of each kind
     layers: float   # how many, of both stages of a rank that holds two
     ends: float     # GB
     table: float    # GB of an embedding table
-    copied: bool    # whether its share is that of masters, which all are copied from
+    matrices: list = ()    # as `parts`, of what is in matrices
+    beside: float = 0.     # GB that an optimizer keeps of matrices as wholes
+    copied: bool = False   # whether its share is that of masters, which all are copied from
 
     @property
     def every(self): return sum(GB for GB, _ in self.parts)   # GB, shared out or not
@@ -782,11 +782,11 @@ def largest_units(work: Workload, at: PipelineStage, own: StageWeights, units, s
                   still=None):  # GB
     """The most that so many units in a row weigh, layers and tables; or all, unless `some`.
 
-    `still`, as of `_frozen_of_stage`: weights of the same units that do not train."""
+    `still`: weights of the same units that do not train."""
     ends, each = own.ends, _layers_that_go(work, own)
     if still:   # tables train, or they do not
-        ends = ends + still[1].ends
-        each = [x + y for x, y in zip(each, _layers_that_go(*still))]
+        ends = ends + still.ends
+        each = [x + y for x, y in zip(each, _layers_that_go(work, still))]
     tables = (ends > 0) + 1. * (ends > 1.5 * own.table)
     every = _summed_over_kinds(at.layers, each) * stages_held(work.layouts) + ends
     found = _longest_run(work, at, own.layers, units, [*each, np.minimum(ends, own.table)])
@@ -795,7 +795,7 @@ def largest_units(work: Workload, at: PipelineStage, own: StageWeights, units, s
 def _layers_that_go(work: Workload, own: StageWeights):  # list of GB
     "Of a layer of each kind, the weights that come and go."
     alike = work.order is None
-    stored = [work.stored] if alike else map(Stored._make, zip(*work.stored))   # of each kind
+    stored = [own.stored] if alike else map(Stored._make, zip(*own.stored))   # of each kind
     return [_comes_and_goes(work.layouts, of, own) for of in stored]
 
 def _comes_and_goes(p: Layouts, of: Stored, own: StageWeights):  # GB
@@ -805,32 +805,40 @@ def _comes_and_goes(p: Layouts, of: Stored, own: StageWeights):  # GB
                for (GB, _), (_, gpus) in zip(weight_parts(p, of), own.parts))
 
 # %% ../nbs/87_timeline.ipynb #05d346de
-def _frozen_of_stage(work: Workload, at: PipelineStage, of: Stored):  # (Workload, StageWeights)
-    "The weights of a stage that do not train, as if they did; nothing where all do."
+def _weights_of_stage(work: Workload, at: PipelineStage, of: Stored):  # StageWeights
+    "The weights of a stage that train; `of`: what its mean layer stores."
+    p = work.layouts
+    own = _held_by_stage(work, at, of, work.stored, work.weights)
+    mean = _mean_matrices(work, at.layers)
+    copied = p.costs.sharded_master & _shares_out(own.parts)
+    beside = _on_busiest_gpu(p, mean, own.layers, own.parts, mean.beside, mean.routed_beside)
+    beside = named(beside, 'beside', 'GB')
+    matrices = _matrices_on_gpu(p, mean, own.layers, own.parts, own.ends)
+    return own._replace(matrices=matrices, beside=beside, copied=copied)
+
+def _frozen_of_stage(work: Workload, at: PipelineStage, of: Stored):  # StageWeights
+    "Those that do not train; none where all do."
     if not adapted(work.layouts.adapters).some: return None
     frozen = lambda of: of._replace(weights=of.frozen, routed=of.frozen_routed)
-    still = work._replace(weights=work.frozen, matrices=None, stored=frozen(work.stored))
-    return still, _weights_of_stage(still, at, frozen(of), trained=False)
+    return _held_by_stage(work, at, frozen(of), frozen(work.stored), work.frozen)
 
-def _weights_of_stage(work: Workload, at: PipelineStage, of: Stored, trained=True):  # StageWeights
-    "The weights of a stage whose mean layer stores so much."
-    p = work.layouts
-    held = sum(at.layers) * stages_held(work.layouts)
-    ends = ends_GB(work.weights, at.first, at.last)
-    parts = _parts_on_gpu(p, of, held, ends)
-    mean = _mean_matrices(work, at.layers)
-    copied = trained & p.costs.sharded_master & _shares_out(parts)
-    beside = _on_busiest_gpu(p, mean, held, parts, mean.beside, mean.routed_beside)
-    beside = named(beside, 'beside', 'GB')
-    matrices = _matrices_on_gpu(p, mean, held, parts, ends)
-    return StageWeights(parts, matrices, beside, held, ends, work.beside.table, copied)
+def _held_by_stage(
+    work: Workload, at: PipelineStage,
+    mean: Stored, each: Stored,   # by the mean layer of the stage, and by a layer of each kind
+    of_ends,                      # EndWeights
+):  # StageWeights
+    "Weights of layers and ends, and the GPUs that may share them out."
+    layers = sum(at.layers) * stages_held(work.layouts)
+    ends = ends_GB(of_ends, at.first, at.last)
+    parts = _parts_on_gpu(work.layouts, mean, layers, ends)
+    return StageWeights(parts, each, layers, ends, work.beside.table)
 
 @told('held', 'GB')
 def weights_held(work: Workload, at: PipelineStage, own: StageWeights, passing, still):  # GB
     """Weights: all, or a share and what is gathered; a share that is a master counts as a state.
 
-    `passing`: GB of activations that a pass frees meanwhile, where what it gathers stays; `still`,
-    as of `_frozen_of_stage`: those that do not train."""
+    `passing`: GB of activations that a pass frees meanwhile, where what it gathers stays; `still`:
+    those that do not train."""
     p, thirds = work.layouts, work.layouts.zero_stage == 3
     gathered = if_any(thirds, lambda: largest_units(
         work, at, own, p.assumptions.zero_gathered, gathers_again(p), still))
@@ -838,9 +846,9 @@ def weights_held(work: Workload, at: PipelineStage, own: StageWeights, passing, 
     here = where(thirds & own.copied, here * on_host(p.offload, 'optimizer'), here)
     every = own.every
     if still:
-        share = weights_on_gpu(still[1].parts, thirds) * (1 - on_host(p.offload, 'weights'))
+        share = weights_on_gpu(still.parts, thirds) * (1 - on_host(p.offload, 'weights'))
         here = here + named(share, 'frozen', 'GB')
-        every = every + still[1].every
+        every = every + still.every
     held, stays = here + gathered, thirds & stays_gathered(p)
     if any_of(stays): held = where(stays, np.maximum(held, every - passing), held)
     return np.minimum(every, held)
@@ -928,7 +936,7 @@ def _host_at(work: Workload, at: PipelineStage):  # GB
     here = 1 - on_host(p.offload, 'nvme')
     states = lambda: states_held(p, own) * here + _HOST_GRADIENT / 2 * GB
     still = _frozen_of_stage(work, at, of)
-    frozen = weights_on_gpu(still[1].parts, p.zero_stage > 0) if still else 0.
+    frozen = weights_on_gpu(still.parts, p.zero_stage > 0) if still else 0.
     masters = on_host(p.offload, 'optimizer') * own.copied   # instead of a copy in 16 bits
     return (saved * of.offloaded + if_any(on_host(p.offload, 'optimizer'), states)
             + if_any(on_host(p.offload, 'weights'), lambda: (GB * (1 - masters) + frozen) * here))
