@@ -640,6 +640,7 @@ def reduction_delay(work: Workload, stage: StageCost, waits, pricer):  # s
     """What a stage's exchange between copies adds to an iteration, some of it in each micro-batch:
     that hides in the `waits` s that the stage idles between its passes, for others are slower."""
     reduced = reduction_time(work, stage, pricer)
+    if not any_of(waits): return reduced
     single = work._replace(layouts=work.layouts._replace(micro_batches=stages_held(work.layouts)))
     once = reduction_time(single, stage, pricer)
     return np.maximum(once, reduced - waits)
@@ -666,9 +667,8 @@ def iteration_times(
     more = host + sent
     bubble = bubble_of(work, costs, pace.busy, more, ends)
     stages = costs_of_unlike_stages(work, costs, ends, pace) if messages else [pace]
-    by_formula = bubble_of is bubble_time and stages_alike(work)   # then none waits for another
     def delay(stage):
-        if by_formula or not any_of(sends_often(p)): return reduction_time(work, stage, pricer)
+        if not any_of(sends_often(p)): return reduction_time(work, stage, pricer)
         alone = bubble_time(work, costs, stage.busy, more, ends)   # were no other stage slower
         waits = np.maximum(N * (pace.busy - stage.busy) + bubble - alone, 0.)
         return reduction_delay(work, stage, waits, pricer)
