@@ -249,9 +249,7 @@ class CountedJob(Layouts):
 
     def of_block(self, block: Block):  # CountedJob
         "The same with another block at hand."
-        if block is self.block: return self
-        first = self.block is None and block is self.here
-        if first and not block.in_16_bits: return self
+        if block is self.here and not block.in_16_bits: return self
         return self._replace(block=block, precision='bf16' if block.in_16_bits else self.precision)
 
     @property
@@ -901,7 +899,7 @@ def domains_met(job: CountedJob, experts):
     return (1 - 1 / domains) * places_met(job, experts, domains)
 
 # %% ../nbs/82b_blocks.ipynb #bc00318d
-def expert_messages(job: CountedJob, experts, back=False, share=1.):  # tuple of Message
+def expert_messages(job: CountedJob, experts, back, share):  # tuple of Message
     "Messages with copies of tokens for experts, or results back; share: bytes over 16 bits."
     way = np.asarray(job.dispatcher)
     alone = np.isin(job.dispatcher, SENT_ONCE)
@@ -955,10 +953,10 @@ def moved_copies(job: CountedJob, experts, name, returns):  # Operation
     E, copies = job.units.element, job.own * experts.per_token
     low = job.assumptions.fp8_dispatch and not returns   # tokens alone: no result, and no gradient
     share = of_recipe(job.precision, 'saved') / 2 if low else 1.
-    def work(back, *share):
+    def work(back, share=1.):
         vectors = vectors_sorted(job, experts, back)
         return Work(nbytes=E * experts.width(job) * vectors, launches=3,
-                    messages=expert_messages(job, experts, back, *share))
+                    messages=expert_messages(job, experts, back, share))
     forward, backward = work(returns, share), work(not returns)
     places, scores = 6 * E * copies, 2 * E * job.own * experts.number   # of all, in 32 bits
     saved = (places + scores) * (not returns)   # where copies go, what they weigh, and why

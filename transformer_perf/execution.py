@@ -1284,8 +1284,7 @@ def _shared_by_others(q: Question, found):  # str
 
 def _sizes_in_words(best, row):  # str
     "How many GPUs share what, in one row."
-    sizes = ', '.join(f'{group} {best[group][row]}' for group in (*GROUPS, 'ep', 'etp')
-                      if best[group][row] > 1)
+    sizes = ', '.join(f'{group} {best[group][row]}' for group in KIND if best[group][row] > 1)
     return sizes or 'copies alone'
 
 def untested_in_words(rows):  # str

@@ -18,10 +18,11 @@ from .systems import Units, as_system
 from transformer_perf.choices import (
     RECOMPUTE, adapted, is_recomputed, launched, of_names, offloaded, offloads, on_host,
     recomputed_layers)
-from .estimates import (
+from transformer_perf.estimates import (
     OPTIMIZERS, Busy, Group, Matrix, Operation, Pass, Work, Works, added, any_of, as_assumptions,
     at_columns, comm_of_each, counted, different, in_low_precision, in_rows, joined_works,
-    moment_bytes, negated, of_recipe, stacked, stacked_rows, takes_matrices, where, with_same_axes)
+    moment_bytes, negated, of_recipe, pass_at, stacked, stacked_rows, takes_matrices, where,
+    with_same_axes)
 from .quantities import Column, named, names, stacked_column, told
 from .schedules import own_figure
 from .kernels import pricer_of
@@ -99,9 +100,9 @@ def _without_late(op: Operation):  # Work
 class Layer(NamedTuple):
     "A kind of layer: what one micro-batch asks of one GPU."
     rows: CountedOperations
-    routes: bool        # its tokens travel to experts
-    reruns: tuple       # how often the forward pass of each operation runs again, with a part
-    full: float         # how often all of them do, with the layer
+    routes: bool = False    # its tokens travel to experts
+    reruns: tuple = ()      # how often the forward pass of each operation runs again, with a part
+    full: float = 0.        # how often all of them do, with the layer
     steps: tuple = ()   # of an optimizer's on matrices: (Works, whether of routed experts, whose)
     spared: range = range(0)   # operations that run again in no case
 
@@ -111,7 +112,7 @@ def counted_layer(job: CountedJob):  # Layer
     routes = job.here.ffn.sends_tokens   # what weighs the results of experts asks for them
     stops = job.costs.stops_early and not routes
     spared = _never_recomputed(job.operations) if stops else range(0)
-    layer = Layer(rows, routes, (), 0., _steps_on_matrices(job), spared)
+    layer = Layer(rows, routes, steps=_steps_on_matrices(job), spared=spared)
     return with_recompute(layer, job.recompute, job.layers)
 
 def _never_recomputed(operations):  # range
@@ -254,19 +255,14 @@ TABLE = ('layer', 'weights_mem', 'weights_grad_mem', 'flops_fwd', 'activation_bu
          't_bwd_mem', 'intensity_bwd', 't')   # the columns of the paper's own tables, and one
 
 # %% ../nbs/87b_workload.ipynb #9483db5c
-def _pass_at(busy: Busy, sent, i):  # Pass
-    "What the i-th of some passes takes."
-    compute, memory, launch, moving = (x[i] for x in busy)
-    return Pass(compute, memory, sent[i], launch, moving)
-
 def operation_table(layer: Layer, pricer, p: Layouts, silent=True):  # DataFrame
     "What each operation counts and takes, a row each; empty messages are not named if silent."
     import pandas as pd
     priced, = priced_rows([layer.rows], pricer)
     rows = []
     for i, (op, recomputed) in enumerate(zip(layer.rows.operations, layer.reruns)):
-        forward = _pass_at(priced.forward, priced.sent_forward, i)
-        backward = _pass_at(priced.backward, priced.sent_backward, i)
+        forward = pass_at(i, priced.forward, priced.sent_forward)
+        backward = pass_at(i, priced.backward, priced.sent_backward)
         rows.append(operation_row(op, forward, backward, layer.full + recomputed, p,
                                   layer.rows.groups, pricer.system, silent))
     return pd.DataFrame(rows, columns=TABLE + ('bound_by',))
@@ -1007,7 +1003,7 @@ def module_table(
     pricer = pricer_of(system, job.assumptions)
     own = operations(job)
     rows = count_operations(own, groups_of(job), job.units)
-    layer = with_recompute(Layer(rows, False, (), 0.), job.recompute, job.layers)
+    layer = with_recompute(Layer(rows), job.recompute, job.layers)
     table = operation_table(layer, pricer, job, silent=False)
     table['activation_buffer'] = [op.activations - freed_of(job.recompute, op) for op in own]
     products = table.layer.isin(('qkv', 'vproj', 'fc1', 'fc2'))   # name a message, sent or not
