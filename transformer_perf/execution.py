@@ -1201,9 +1201,7 @@ def questions(about, strategy, choices, fixed=None):  # list of Question, of eac
     held, others = held_and_open(choices)
     considered = _choices_open(others, model, system, assumptions)
     columns = _fixed_by_software(assumptions.software) | fixed_columns(fixed, held)
-    for offload in considered['offload']: check_host(offload, system)
-    for precision in considered['precision']: peak_rate(precision, system)   # or an error
-    adapters_of(considered['adapters'])   # or an error
+    _check_open(considered, system)
     names = strategies_asked(strategy, about, considered)
     both = {'1d', '2d-seqp'} <= set(names) and assumptions.fused_kernels   # one: the other's cp=1
     if both: names.remove('1d')
@@ -1211,10 +1209,20 @@ def questions(about, strategy, choices, fixed=None):  # list of Question, of eac
     if others.get('virtual_stages') is None: by_parts = _schedules_by_parts(considered)
     asked = [Question(*about, name, own, columns, both and name == '2d-seqp')
              for name in names for own in by_parts]
-    if choices.get('zero_stage') is not None: return _without_stages_apart(asked)
-    every = asked + _sharded_more(asked)
-    more = _offloaded_more(asked, {x for q in every for x in q.considered['zero_stage']})
-    return _without_stages_apart(every + more)
+    if choices.get('zero_stage') is None: asked += _with_more_stages(asked)
+    return _without_stages_apart(asked)
+
+def _check_open(considered, system):
+    "A ValueError where a system cannot do what is open, or a table cannot hold it."
+    for offload in considered['offload']: check_host(offload, system)
+    for precision in considered['precision']: peak_rate(precision, system)
+    adapters_of(considered['adapters'])
+
+def _with_more_stages(asked):  # list of Question
+    "The same with ZeRO stages that nobody named: those of a software's offer, that of the host."
+    sharded = _sharded_more(asked)
+    tried = {stage for q in asked + sharded for stage in q.considered['zero_stage']}
+    return sharded + _offloaded_more(asked, tried)
 
 def _known_in_pipelines(software):  # dict: choice -> values
     return software.takes_in_pipelines or {} if software else {}
@@ -1300,22 +1308,30 @@ def _beside_untested(best, rows, rank):  # str
     that some did: which of those shown would take less, but is untested."""
     if 'likely_s' not in best: return ''
     if len(set(best['n_gpus'].tolist())) != 1: return untested_in_words(keep(best, rows))
-    seconds, ranked = best['iteration_s'], best['likely_s']
     tested = ~counts_longer(best)
     if not tested.any(): return ''
-    if not tested[0]:
-        row = int(np.argmax(tested))
-        at = [f'rank {n}' for i, n in zip(rows, rank) if i == row] + ['not among those shown']
-        return (f'The first is untested; the fastest layout that measured runs came near is '
-                f'{at[0]}, {_sizes_in_words(best, row)}: {seconds[row] / seconds[0] - 1:.1%} '
-                'slower.')
-    fastest = rows[np.argmin(seconds[rows])]
+    if tested[0]: return _untested_but_faster(best, rows, rank, tested)
+    return _first_that_is_tested(best, rows, rank, tested)
+
+def _first_that_is_tested(best, rows, rank, tested):  # str
+    "Beside a first row that is untested."
+    row, seconds = int(np.argmax(tested)), best['iteration_s']
+    at = [f'rank {n}' for i, n in zip(rows, rank) if i == row] + ['not among those shown']
+    return (f'The first is untested; the fastest layout that measured runs came near is '
+            f'{at[0]}, {_sizes_in_words(best, row)}: {seconds[row] / seconds[0] - 1:.1%} '
+            'slower.')
+
+def _untested_but_faster(best, rows, rank, tested):  # str
+    "Beside a first row that is tested."
+    seconds = best['iteration_s']
+    shown = np.argmin(seconds[rows])
+    fastest = rows[shown]
     if tested[fastest]: return ''
-    at = rank[np.argmin(seconds[rows])]
-    longer = ranked[fastest] / seconds[fastest] - 1
+    longer = best['likely_s'][fastest] / seconds[fastest] - 1
     less = 1 - seconds[fastest] / seconds[0]
-    return (f'Rank {at}, {_sizes_in_words(best, fastest)}, takes {less:.1%} less by our count, but '
-            f'is untested: what no run came near is ranked as if it took {longer:.0%} longer.')
+    return (f'Rank {rank[shown]}, {_sizes_in_words(best, fastest)}, takes {less:.1%} less by our '
+            'count, but is untested: what no run came near is ranked as if it took '
+            f'{longer:.0%} longer.')
 
 def _rows_shown(best, k, kind):  # (rows, the rank of each)
     "Which of the best are shown: k of a count at most, one of a kind."
@@ -1353,24 +1369,26 @@ def _result_with(columns):  # SearchResult
     if len(columns['rank']): return SearchResult(columns | _as_pandas_texts(columns))
     return SearchResult(_empty_result(tuple((name, x.dtype) for name, x in columns.items())))
 
+def _notes_on(best, rows, beside, q: Question):  # list of str
+    "What is said with a table; `beside`: of what is tested."
+    a = q.assumptions
+    notes = (left_out(q.model, a), packed_in_words(q.model), odd_sizes(q.model, a),
+             as_of(a.software), without_flash(a), sold_besides(q.system, a), _held_in_words(q),
+             _shared_by_others(q, len(best['rank'])), beside, _published_besides(best, rows, q))
+    return [note for note in notes if note]
+
 def result_of(fit, tables, counts, k=None, kind=None):  # SearchResult
     "What several Fittings found as one table: k rows of a count at most, one of a kind."
     q, best = fit[0].question, best_of(tables, counts)
-    software = q.assumptions.software
     del best['variant']
     best |= evidence_columns(best, q.model, q.system, q.assumptions)
     rows, rank = _rows_shown(best, k, kind)
     beside = _beside_untested(best, rows, rank) if k and len(rows) else ''
-    notes = (left_out(q.model, q.assumptions), packed_in_words(q.model),
-             odd_sizes(q.model, q.assumptions), as_of(software), without_flash(q.assumptions),
-             sold_besides(q.system, q.assumptions),
-             _held_in_words(q), _shared_by_others(q, len(best['rank'])), beside,
-             _published_besides(best, rows, q))
     fits_by = np.full(len(rows), q.assumptions.fits_by)
     result = _result_with(keep(best, rows) | {'rank': rank, 'fits_by': fits_by})
     result.priced_on = q.system
     result.candidates = sum(int(f.space.placed.sum()) for f in fit)
-    result.notes = [note for note in notes if note]
+    result.notes = _notes_on(best, rows, beside, q)
     result.reasons = reasons_for_none(fit, counts)
     return result
 
