@@ -761,7 +761,7 @@ def test_nothing_feasible_is_an_answer():
 
 MISTAKES = [
     (['search', '--system', 'H20'], "unknown system 'H20'; did you mean 'H200'?"),
-    (['search', '--system', 'H100'], "unknown system 'H100'; did you mean 'H100-80GB'?"),
+    (['search', '--system', 'H100-81GB'], "unknown system 'H100-81GB'; did you mean 'H100-80GB'?"),
     (['search', '--model', 'gtp3'], "unknown model 'gtp3'; did you mean 'gpt3'?"),
     (['search', '--gpus', '0'], '--gpus=0 must be a whole number'),
     (['search', '--gpus', '2.5'], "--gpus='2.5' must be a whole number"),

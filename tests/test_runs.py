@@ -153,6 +153,22 @@ def test_what_a_table_says_counts_before_its_recipe():
     assert late.cuda_graphs.isna().all() and clean(late.assign(release=25.09)).cuda_graphs.all()
 
 
+@pytest.mark.parametrize('name, known', [
+    ('NVIDIA A100-SXM4-80GB', 'A100-80GB'), ('A100', 'A100-80GB'),   # a study's has that name
+    ('NVIDIA H100 80GB HBM3', 'H100')])
+def test_a_gpu_may_be_called_as_people_and_drivers_do(name, known):
+    "It is taken for the one that records of recipes know; that is said."
+    row = row_of('megatron-2022-22B-full')
+    found, same = predict(row.assign(gpu=name)), predict(row.assign(gpu=known))
+    assert found.gpu.item() == name and clean(row.assign(gpu=name)).gpu.item() == known
+    for column in ('predicted_iteration_s', 'iteration_high_s', 'trust'):
+        assert found[column].item() == same[column].item()
+    assert found.assumed.item() == f'{same.assumed.item()}, gpu={known}'
+    assert 'gpu=' not in same.assumed.item()
+    one = predict(row.assign(gpu=name), system='A100')
+    assert 'gpu=' not in one.assumed.item()
+
+
 SENSELESS = [
     ({'gpu': 'V100'}, 'gpu must be one of'),
     ({'n_gpus': 7}, 'n_gpus must be tp'),

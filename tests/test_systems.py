@@ -19,7 +19,8 @@ from transformer_perf.parameters import Generation, Parameters, generations, rea
 from transformer_perf.sweeps import sweep
 from transformer_perf.systems import (
     PHYSICAL, REQUIRED, UNIT_OF, System, as_system, gpu_of, price_per_gpu_hour, read_prices,
-    sheet_of, sheets_of, system_names, systems_folder, systems_table)
+    sheet_of, sheets_of, system_names, system_of_gpu, systems_folder,
+    systems_table)
 from transformer_perf.validation import predict
 
 PAPER = {'A100', 'H200', 'B200', 'B200-next', 'polaris', 'tg40', 'tg80'}   # of published studies
@@ -385,6 +386,26 @@ def test_a_machine_of_a_study_is_told_from_the_one_that_is_sold(name, sold):
             assert all(sold in note for note in said)
     own = dataclasses.replace(as_system(name), hbm_capacity=100)
     assert 'study' not in ' '.join(estimate('llama3.1_8B', layout, own, 64).notes)
+
+
+@pytest.mark.parametrize('name, system', [
+    ('NVIDIA H100 80GB HBM3', 'H100-80GB'), ('H100', 'H100-80GB'), ('h800', 'H800-80GB'),
+    ('NVIDIA A100-SXM4-40GB', 'A100-40GB'), ('A100 SXM 80 GB', 'A100-80GB'),
+    ('NVIDIA B300 SXM6 AC', 'B300'), ('B200 180GB', 'B200-180GB'), ('NVIDIA GB200', 'GB200-NVL72'),
+    ('GH200', 'GH200-96GB'), ('AMD Instinct MI300X', 'MI300X'), ('mi300x', 'MI300X')])
+def test_a_gpu_may_be_called_as_its_driver_does(name, system):
+    assert system_of_gpu(name) == system and as_system(name) == as_system(system)
+
+
+@pytest.mark.parametrize('name', [
+    'NVIDIA H100 PCIe', 'NVIDIA H100 NVL', 'A100 80GB PCIe', 'H100 64GB', 'H200 96GB', 'V100', ''])
+def test_another_gpu_of_that_name_is_unknown(name):
+    assert system_of_gpu(name) is None
+    refused(lambda: as_system(name), 'unknown system')
+
+
+def test_a_machine_of_a_study_keeps_its_name():
+    for name in ('A100', 'B200', 'H200'): assert as_system(name).name == name
 
 
 def test_a_gpu_has_the_data_sheets_of_its_variants():

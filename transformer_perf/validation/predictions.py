@@ -20,9 +20,10 @@ from ..parameters import Calibration, changed, limits, measured_folder
 from ..systems import gpu_of
 from ..timeline import COMPONENTS
 from ..iteration import estimate, evidence, keep
-from .runs import (
-    MODEL_COLUMNS, OPEN, clean, cleaned, empty_in, filled, measured_column, numbers_in, on_system,
-    precision_of, row_name, rows_as_jobs, shared_out, slips_in, stack_of, texts, with_sizes)
+from transformer_perf.validation.runs import (
+    MODEL_COLUMNS, OPEN, clean, cleaned, column_of, empty_in, filled, measured_column, numbers_in,
+    on_system, precision_of, row_name, rows_as_jobs, shared_out, slips_in, stack_of, texts,
+    with_sizes)
 
 # %% ../../nbs/91a_predictions.ipynb #d020e0f6
 TOLD = ('gpus_per_node', 'nic_GBps_per_gpu', 'kv_heads', 'gated_mlp', 'vocab', 'n_gpus', 'tp',
@@ -61,8 +62,9 @@ def but_tests(sets, values):  # Calibration
                         for name, k in sets.items()})
 
 # %% ../../nbs/91a_predictions.ipynb #860395c1
-def assumed_of(found, x, recompute):  # Series of str
-    "What was taken for cells that are empty, where `x` is the table of what was found, filled."
+def assumed_of(found, x, recompute, gpus):  # Series of str
+    """What was taken for cells that are empty, and for other names of GPUs; `x`: the table of what
+    was found, filled."""
     own = {**x, **{c: found[f'predicted_{c}'] for c in OPEN},
            'recompute': pd.Series(recompute, found.index)}
     said = found.predicted_iteration_s.notna()
@@ -73,6 +75,8 @@ def assumed_of(found, x, recompute):  # Series of str
         if c in MODEL_COLUMNS: empty &= x.model == ''   # else a model that is named says it
         value = own[c].map(lambda v: v if isinstance(v, str) else f'{v:g}').astype(str)
         text = text.where(~empty, text + f', {c}=' + value)
+    other_name = said & (gpus != column_of(found, 'gpu'))
+    text = text.where(~other_name, text + ', gpu=' + gpus)
     return text.str.removeprefix(', ')
 
 def features_of(df):  # DataFrame of str
@@ -114,7 +118,8 @@ def predict(
         if not fits: reason.iloc[row] = TOO_LARGE
     slips = slips_in(df)
     found = df.assign(**numbers, reason=reason, trust=trust)
-    assumed = assumed_of(found, x, recompute)
+    gpus = column_of(rows if system is None else df, 'gpu')
+    assumed = assumed_of(found, x, recompute, gpus)
     if slips: assumed = assumed.mask(assumed != '', assumed + f'; {"; ".join(slips)}')
     return found.assign(assumed=assumed)
 

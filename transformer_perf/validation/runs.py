@@ -31,7 +31,8 @@ from ..inputs import (
 from ..models import (
     ACTIVATIONS, DEFAULTS, NEEDS, Model, as_model, with_length)
 from ..blocks import BIASED
-from ..systems import GPU_VARIANTS, SHEETS, as_system, system_names
+from ..systems import (
+    GPU_VARIANTS, SHEETS, as_system, system_names, system_of_gpu)
 from ..schedules import SCHEDULES, check_layout, chunks_in, possible
 from ..choices import adapted, graphed, offloaded, recomputed_parts
 from ..estimates import (
@@ -99,7 +100,7 @@ ZERO = ('fsdp_shard', 'shared_expert_ffn', 'dense_layers_first', 'mtp_layers')  
 
 GPUS = {   # where a name is not that of a system: the system, and what differs
     **{gpu: (SHEETS[gpu], {})
-       for gpu in ('A800', 'H100', 'H800', 'H200', 'B200', 'GB200', 'GB300')},
+       for gpu in ('H100', 'H200', 'B200', 'GB200', 'GB300', 'A800', 'H800')},
     **GPU_VARIANTS}
 
 _KNOWN_COLUMNS = {*RUN_COLUMNS, *MORE, *ADDED, 'precision', 'model'}
@@ -190,6 +191,18 @@ def shared_out(x):  # DataFrame
     x['dp'] = x.dp.fillna(x.n_gpus / of_a_copy)
     x['n_gpus'] = x.n_gpus.fillna(of_a_copy * x.dp)
     return x
+
+@functools.lru_cache
+def _gpu_in_tables(name):  # str
+    "A GPU as records of runs call it; another name of it, as its driver's, is taken for that."
+    if name in GPUS or (name in system_names() and name not in SHEETS): return name
+    system = system_of_gpu(name)
+    sold_as = {sheet: gpu for gpu, (sheet, changes) in GPUS.items() if not changes}
+    return sold_as.get(system, system or name)
+
+def _with_known_gpus(df):  # DataFrame
+    if 'gpu' not in df: return df
+    return df.assign(gpu=df.gpu.map({name: _gpu_in_tables(name) for name in df.gpu.unique()}))
 
 @functools.lru_cache
 def sheet_of_run(gpu):  # System, or None
@@ -350,7 +363,7 @@ def clean(
     df,  # DataFrame of published runs: what is known of RUN_COLUMNS, and else said by their source
 ):  # DataFrame: the same rows, with all RUN_COLUMNS and ADDED
     "Runs with columns for what decides, in our own names; empty where nobody says."
-    df = with_sizes(df)
+    df = _with_known_gpus(with_sizes(df))
     every = dict.fromkeys((*df, *RUN_COLUMNS, *ADDED))
     x, found = facts_of_runs(df), df.reindex(columns=list(every))
     def put(name, values, those):   # into the cells of those rows, and into what records ask about
