@@ -497,9 +497,9 @@ def test_gpus_of_our_own_json(said, told, n_gpus, dp):
 
 def test_gpus_that_our_own_json_contradicts():
     assert refused(as_job, OWN_JOB | {'parallel': {'tp': 2}}, 9) == (
-        'n_gpus=9 must be divisible by tp*cp*pp=2')
+        'n_gpus=9 must be divisible by the 2 GPUs of tp=2')
     assert refused(as_job, OWN_JOB | {'parallel': {'tp': 2, 'dp': 4}}, 16) == (
-        'n_gpus=16 contradicts the 8 GPUs that the job says')
+        'n_gpus=16 contradicts dp=4: a copy has 2 GPUs')
 
 
 ONE_STAGE = {name for name, format in FORMATS.items()

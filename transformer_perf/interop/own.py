@@ -9,30 +9,25 @@ __all__ = ['OWN', 'own_job', 'model_in_words', 'as_own']
 import dataclasses
 import json
 
-from ..inputs import differing, divides, nearest, of_type, quoted, whole
+from ..inputs import differing, nearest, of_type, quoted, whole
 from ..models import NAMED, as_model, with_length
 from ..systems import as_system, system_names
 from ..software import as_software, known_software
+from ..timeline import GROUPS
 from ..iteration import Parallel
-from .tables import OF_COSTS, Job
+from .tables import OF_COSTS, Job, Said, add, copies_and_gpus, take
 
 # %% ../../nbs/90i_own.ipynb #72f2f5dd
 OWN = 'transformer_perf.job'   # the format of a job as JSON
 
 def _gpus_said(p: Parallel, fields, given, told):  # (Parallel, GPUs or None)
     "A layout and its GPUs: as a job or its copies say, else as told; copies not said follow."
-    said = given.get('n_gpus')
-    unknown = 'n_gpus' in given and said is None   # null: then copies say nothing, as in a `Job`
-    known = 'dp' in fields and not unknown
-    if said is None: said = p.n_gpus if known else told
-    if said is None: return p, None
-    said = whole(said, 'n_gpus')
-    if told not in (None, said):
-        raise ValueError(f'n_gpus={quoted(told)} contradicts the {said} GPUs that the job says')
-    if known: return p, said
-    each = p.tp * p.cp * p.pp
-    divides('n_gpus', said, 'tp*cp*pp', each)
-    return dataclasses.replace(p, dp=said // each), said
+    facts = {name: Said(name, getattr(p, name)) for name in GROUPS if name in fields}
+    if 'n_gpus' in given and given['n_gpus'] is None: take(facts, 'dp')   # then it says nothing
+    for n in (given.get('n_gpus'), told):
+        if n is not None: add(facts, 'n_gpus', 'n_gpus', whole(n, 'n_gpus'))
+    dp, n = copies_and_gpus(facts)
+    return dataclasses.replace(p, dp=dp or p.dp), n
 
 def own_job(given, n_gpus=None):  # Job; n_gpus: where it does not say it
     "A job in our own JSON."
