@@ -24,11 +24,10 @@ from ..estimates import SENT_ONCE
 from ..iteration import sends_tokens
 from ..schedules import chunks_in, chunks_of, layout_of, with_ends
 from .scripts import MARK, commands_of, gpus_started, options, parsed
-from transformer_perf.interop.tables import (
+from .tables import (
     IN_32_BITS, LIST, NOT_SAID, OFF, OFF_WORDS, ON, ONLY_WRITTEN, SHARE_KIND, TEXT, WHOLE, Format,
-    Kind, Row, Said, add, also, check_depth, check_refused, fixed, idle, number, one_word,
-    put_ulysses, real, refused_when_read, spelled, take, together, value, words_in_any_case,
-    words_of)
+    Kind, Row, Said, add, also, check_depth, fixed, idle, number, one_word, put_ulysses, real,
+    spelled, take, together, value, words_in_any_case, words_of)
 from .texts import flat
 
 # %% ../../nbs/90c_megatron.ipynb #9682345b
@@ -871,11 +870,11 @@ def refused_besides(f, model, experts):  # as `hiding_refused`
         (in_fewer_bytes(f) and (f['optimizer'] != 'adam' or not stage),
          'master_bytes moment_bytes optimizer zero_stage', 'it takes adam, shared out')]
 
-def refused_together(f, stage):  # list of (choices, why)
+def refused_together(f):  # list of (choices, why)
     "The choices that Megatron-LM's own checks refuse together."
-    words = {name: f.get(name) or 'none' for name in ('offload', 'recompute', 'cuda_graphs')}
-    f = f | words | {'zero_stage': stage, 'optimizer': f.get('optimizer') or 'adam',
-                     'dp_replicate': f.get('dp_replicate') or 1}
+    usual = dict(offload='none', recompute='none', cuda_graphs='none', zero_stage=0,
+                 optimizer='adam', dp_replicate=1, etp=1)
+    f = f | {name: f.get(name) or x for name, x in usual.items()} | overlaps_that_matter(f)
     model = f.get('model')
     experts = model is not None and sends_tokens(model)
     refused = [*hiding_refused(f, amounts_offloaded(f['offload'])),
@@ -884,13 +883,10 @@ def refused_together(f, stage):  # list of (choices, why)
     return [(together({name: f.get(name) for name in names.split()}), why)
             for wrong, names, why in refused if wrong]
 
-def refused_by_megatron(facts, model):  # list of (key, reason)
-    "What its own checks refuse of a job that was read: it is priced even so."
-    f = {name: said.value for name, said in facts.items()}
-    f |= {name: f.get(group, 1) > 1 and f.get(name)
-          for name, group in (('tp_overlap', 'tp'), ('ep_overlap', 'ep'))}
-    refused = refused_together(f | {'model': model, 'etp': f.get('etp', 1)}, f['zero_stage'])
-    return refused_when_read('Megatron-LM', refused[:1])
+def overlaps_that_matter(f):  # dict of facts
+    "Which messages hide, where there are any."
+    return {f'{group}_overlap': f.get(group, 1) > 1 and f.get(f'{group}_overlap')
+            for group in ('tp', 'ep')}
 
 # %% ../../nbs/90c_megatron.ipynb #5b7677c6
 def precision_for_megatron(f):  # dict
@@ -908,9 +904,7 @@ def undo_megatron(f):  # dict
     "Facts as flags have them."
     stage = f.get('zero_stage') or 0
     granularity, recompute = recompute_for_megatron(f)
-    f |= dict(tp_overlap=f['tp'] > 1 and f.get('tp_overlap'),   # where there is anything to hide
-              ep_overlap=f['ep'] > 1 and f.get('ep_overlap'))
-    check_refused('megatron', refused_together(f, stage))
+    f |= overlaps_that_matter(f)
     if f.get('dropout') is not None:
         f |= dict.fromkeys(('attention_dropout', 'hidden_dropout'), DROPPED if f['dropout'] else 0)
     fusion = f.get('loss_fusion')
@@ -991,7 +985,7 @@ MEGATRON = Format(MEGATRON_ROWS, derive_megatron, undo_megatron, {
     'a first iteration alone': '--pp-warmup', 'more or fewer steps': '--muon-num-ns-steps',
     'an allocator': '--empty-unused-memory-level', 'buffers of NCCL': '--use-nccl-ub',
     'another all-reduce': '--symmetric-ar-type'},
-    'Megatron-Core', refuses=refused_by_megatron, ending='.sh')
+    'Megatron-Core', refuses=refused_together, trainer='Megatron-LM', ending='.sh')
 
 # %% ../../nbs/90c_megatron.ipynb #12ab0026
 FLAGS = {row.key: row.kind.switch for row in MEGATRON_ROWS if row.key}

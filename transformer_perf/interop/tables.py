@@ -7,8 +7,7 @@ __all__ = ['OF_JOBS', 'OF_COSTS', 'GRADIENT_SIZES', 'ADDED_UP', 'LOGIT_HELD', 'N
            'SHARE_KIND', 'ONLY_WRITTEN', 'IN_32_BITS', 'LIST', 'fixed', 'CODE', 'UNSAID', 'MODEL_FIELDS',
            'PARALLEL_FIELDS', 'NEEDED', 'Job', 'costs_as_said', 'with_costs', 'Kind', 'Row', 'Said', 'Format', 'number',
            'words_of', 'words_in_any_case', 'one_word', 'real', 'add', 'value', 'spelled', 'together', 'cannot_say',
-           'refused_when_read', 'check_refused', 'check_sharers', 'check_depth', 'also', 'elsewhere', 'copies_and_gpus',
-           'batch', 'micro_batches_of']
+           'check_sharers', 'check_depth', 'also', 'elsewhere', 'copies_and_gpus', 'batch', 'micro_batches_of']
 
 # %% ../../nbs/90a_tables.ipynb #269707ac
 import dataclasses
@@ -145,7 +144,8 @@ class Format(NamedTuple):
     not_yet: dict      # what is not modelled yet -> the keys that say it, as in `among_names`
     software: str = None   # which runs it, by name; none where it may be another
     known_by: tuple = ()   # keys that no other format has
-    refuses: Callable = lambda facts, model: []   # what the framework refuses of what was read
+    refuses: Callable = lambda f: []   # dict of facts, with `model` -> list of (choices, why)
+    trainer: str = ''   # whose own checks refuse these
     ending: str = '.yaml'   # of a file of it
 
 # %% ../../nbs/90a_tables.ipynb #12ab000c
@@ -210,14 +210,6 @@ def cannot_say(format, why='', **choices):  # ValueError
     "That a format has no words for some choices together, and why."
     because = f': {why}' if why else ''
     return ValueError(f'{together(choices)} cannot be said in {format}{because}')
-
-def refused_when_read(who, refused):  # list of (key, reason)
-    "What a framework's own checks refuse of a job that was read, as they name it."
-    return [(choices, f'{who} refuses it: {why}; priced even so') for choices, why in refused]
-
-def check_refused(format, refused):
-    "A ValueError where a framework's own checks refuse a job that is to be written for it."
-    for choices, why in refused: raise ValueError(f'{choices} cannot be said in {format}: {why}')
 
 def check_sharers(f, stage, format):
     "A ValueError where each copy is an instance of its own, and they are to share something out."
@@ -457,7 +449,12 @@ def job_of_keys(
         add(facts, name, name, whole(number, name))
     format.derive(facts, ignored)
     job = job_said(facts, ignored)
-    unused = job.ignored + tuple(format.refuses(facts, job.model))
+    refused = format.refuses({name: said.value for name, said in facts.items()}
+                             | {'model': job.model})
+    unused = list(job.ignored)
+    for choices, why in refused[:1]:   # where it stops
+        unused.append((choices, f'{format.trainer} refuses it: {why}; priced even so'))
     def regrouped(groups): return job_of_keys(keys, format, (told or {}) | groups, gpus)
     software = value(facts, 'software', format.software)
-    return dataclasses.replace(job, software=software, ignored=unused, regrouped=regrouped)
+    return dataclasses.replace(job, software=software, ignored=tuple(unused),
+                               regrouped=regrouped)

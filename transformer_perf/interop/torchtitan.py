@@ -15,8 +15,8 @@ from ..schedules import (
 from ..iteration import plural
 from .tables import (
     LIST, NOT_SAID, ON, TEXT, UNSAID, WHOLE, Format, Kind, Row, Said, add, also, cannot_say,
-    check_depth, check_refused, check_sharers, copies_and_gpus, elsewhere, fixed, number, one_word,
-    refused_when_read, spelled, take, together, value, words_in_any_case, words_of)
+    check_depth, check_sharers, copies_and_gpus, elsewhere, fixed, number, one_word, spelled, take,
+    together, value, words_in_any_case, words_of)
 from .accelerate import SHARDS_ON_HOST, shards_on_host
 
 # %% ../../nbs/90f_torchtitan.ipynb #12ab002d
@@ -389,11 +389,6 @@ def refused_by_trainer(f):  # list of (choices, why)
          'a pipeline shares no table')]
     return [(together(choices), why) for wrong, choices, why in refused if wrong]
 
-def refused_by_torchtitan(facts, model):  # list of (key, reason)
-    "What its own checks refuse of a job that was read: it is priced even so."
-    refused = refused_by_trainer({name: said.value for name, said in facts.items()})
-    return refused_when_read('torchtitan', refused)
-
 def undo_torchtitan(f):  # dict
     "Facts as torchtitan has them."
     G, b, pp, v = (f[name] for name in ('global_batch', 'micro_batch', 'pp', 'virtual_stages'))
@@ -402,7 +397,6 @@ def undo_torchtitan(f):  # dict
         raise cannot_say('torchtitan', 'it must divide the copies', dp_replicate=several, dp=dp)
     if stage == 0 and f['cp'] > 1:
         raise cannot_say('torchtitan', 'cp shares weights out', zero_stage=0, cp=f['cp'])
-    check_refused('torchtitan', refused_by_trainer(f))
     check_sharers(f, stage, 'torchtitan')
     offload, graphs = f['offload'], f['cuda_graphs']
     if offload != 'none' and (offload, stage) != (SHARDS_ON_HOST, 3):
@@ -458,4 +452,5 @@ TORCHTITAN = Format(TORCHTITAN_ROWS, derive_torchtitan, undo_torchtitan, {
     'steps within the backward pass': 'optimizer.early_step_in_backward',
     'models known by name to torchtitan only': 'model.*',
     'what exactly is computed again': 'activation_checkpoint.*'},
-    'torchtitan', ('training', 'parallelism', 'activation_checkpoint'), refused_by_torchtitan)
+    'torchtitan', ('training', 'parallelism', 'activation_checkpoint'), refused_by_trainer,
+    'torchtitan')

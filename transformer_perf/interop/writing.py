@@ -60,11 +60,13 @@ def facts_of(job: Job):  # dict: fact -> value
 _USUAL_CHOICES = dict(   # of a job that does not say them
     offload='none', cuda_graphs='none', dp_replicate=1, virtual_stages=1)
 
-def keys_for(job: Job, format):  # dict: key -> value
+def keys_for(job: Job, name):  # dict: key -> value
     "The keys that say a job in a format; what holds without a key has none."
-    facts = facts_of(job)
-    usual = {name: x for name, x in _USUAL_CHOICES.items() if facts[name] is None}
-    facts = format.undo(facts | usual)
+    facts, format = facts_of(job), FORMATS[name]
+    facts |= {name: x for name, x in _USUAL_CHOICES.items() if facts[name] is None}
+    for choices, why in format.refuses(facts):
+        raise ValueError(f'{choices} cannot be said in {name}: {why}')
+    facts = format.undo(facts)
     found = {}
     done = set()
     for row in format.rows:
@@ -255,7 +257,7 @@ def export(
     name = nearest(format, ('json', *FORMATS), 'format')
     if name == 'json': return as_own(job)
     job = _with_layout_said(job)
-    keys = keys_for(job, FORMATS[name])
+    keys = keys_for(job, name)
     notes = set_elsewhere(job, name, keys)
     if name == 'megatron': return as_script(job, keys, notes)
     if name == 'deepspeed':   # no comments in JSON: a key of its own, which DeepSpeed passes over
