@@ -689,3 +689,14 @@ def test_flash_attention_that_is_asked_for_stands():
         assert any('without FlashAttention' in note for note in notes) == shown
     assert not as_assumptions(fused, 'BLOOM').flash_attention   # another chooses for itself
     assert not any('FlashAttention' in note for note in estimate(*ABOUT, software='NeMo').notes)
+
+
+def test_the_first_flash_attention_is_half_as_fast():
+    "Megatron-LM of 2023 has it where it is asked for."
+    a = as_assumptions('calibrated', 'Megatron-LM')
+    def core(assumptions):  # s
+        fused = dataclasses.replace(assumptions, flash_attention=True)
+        one = estimate(*ABOUT[:2], 'A100-80GB', 64, fused)
+        return one.layers.set_index('layer').t['fusedla']
+    assert as_software('Megatron-LM').known_on('Ampere')['attention_share'] == .5
+    assert 1.8 < core(a) / core(CALIBRATED) < 2.2
