@@ -29,11 +29,11 @@ from transformer_perf.estimates import (
 from .kernels import pricer_of
 from .blocks import STRATEGIES, Layouts
 from .modules import (
-    LayerCost, Workload, copies_overlap, count, expert_rules, fields_at, halves_of, in_layouts,
-    leaves_rows, reduces_each, sharing_rules)
+    LayerCost, Workload, copies_overlap, costs_at_places, count, expert_rules, fields_at,
+    halves_of, in_layouts, leaves_rows, reduces_each, sharing_rules)
 from .timeline import (
-    COMPONENTS, FIGURES, GROUPS, PLACES, adapters_of, costs_at_places, exact_figures_of_each,
-    exact_table, host_has_room, iteration_times, job_of, layouts_of, least_bubble, memories_played,
+    COMPONENTS, FIGURES, GROUPS, PLACES, adapters_of, exact_figures_of_each, exact_table,
+    host_has_room, iteration_times, job_of, layouts_of, least_bubble, memories_played,
     memory_needed, memory_of, must_fit_GB, placed_by_rank, ranks_have_unlike_chunks)
 from .iteration import (
     PAPER_NAMES, Parallel, as_of, as_published, can_offload, changes_something, check_host,

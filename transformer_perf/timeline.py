@@ -7,16 +7,16 @@ __all__ = ['GROUPS', 'PLACES', 'TIMES', 'COMPONENTS', 'COMPONENTS_IN_FULL', 'MEM
            'adapters_of', 'layouts_of', 'job_of', 'Times', 'most_of_ends', 'reduction_time', 'weights_on_gpu',
            'states_of', 'step_bytes', 'busiest_share', 'host_step', 'cast_GB', 'update_time', 'straggling',
            'PipelineStage', 'chunks_held', 'stages_in_order', 'distinct_stages', 'holds_more', 'stages_alike',
-           'stages_of', 'mean_layer', 'costs_at_places', 'Load', 'StageCost', 'stage_cost', 'slowest_stage',
-           'costs_of_unlike_stages', 'longest_of', 'loads_of', 'bubble_time', 'least_iteration_seconds', 'least_bubble',
-           'reduction_delay', 'host_seconds_of_micro_batch', 'iteration_times', 'Memory', 'StageWeights',
-           'largest_units', 'weights_held', 'gradients_held', 'memory_at', 'states_held', 'host_has_room',
-           'other_copies', 'fullness', 'memory_of', 'memory_bound', 'must_fit_GB', 'memory_needed',
-           'ranks_have_unlike_chunks', 'components', 'figures', 'counted_and_priced', 'at_prices', 'utilization',
-           'all_figures', 'seconds_and_GB', 'statistics', 'own_stages', 'of_each_kind', 'figures_of_chunks',
-           'pass_times', 'passes_in', 'play', 'micro_batch_overhead', 'idle_when_played', 'played_bubble',
-           'played_bubbles', 'memory_that_stays', 'memory_on_ranks', 'exact_memory', 'memory_played', 'exact_figures',
-           'exact_table', 'exact_figures_of_each', 'memories_played', 'job_of_estimate', 'priced_estimate']
+           'stages_of', 'mean_layer', 'Load', 'StageCost', 'stage_cost', 'slowest_stage', 'costs_of_unlike_stages',
+           'longest_of', 'loads_of', 'bubble_time', 'least_iteration_seconds', 'least_bubble', 'reduction_delay',
+           'host_seconds_of_micro_batch', 'iteration_times', 'Memory', 'StageWeights', 'largest_units', 'weights_held',
+           'gradients_held', 'memory_at', 'states_held', 'host_has_room', 'other_copies', 'fullness', 'memory_of',
+           'memory_bound', 'must_fit_GB', 'memory_needed', 'ranks_have_unlike_chunks', 'components', 'figures',
+           'counted_and_priced', 'at_prices', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics',
+           'own_stages', 'of_each_kind', 'figures_of_chunks', 'pass_times', 'passes_in', 'play', 'micro_batch_overhead',
+           'idle_when_played', 'played_bubble', 'played_bubbles', 'memory_that_stays', 'memory_on_ranks',
+           'exact_memory', 'memory_played', 'exact_figures', 'exact_table', 'exact_figures_of_each', 'memories_played',
+           'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
@@ -40,14 +40,12 @@ from .estimates import (
     CHOICES, OPTIMIZERS, Assumptions, Group, any_of, different, distinct, in_low_precision,
     negated, of_recipe, state_bytes, tells_matrices, where)
 from .kernels import pricer_of
-from .blocks import (
-    STRATEGIES, CountedJob, Layouts, expert_copies, own_vocabulary)
+from .blocks import STRATEGIES, CountedJob, Layouts, expert_copies
 from .modules import (
-    LayerCost, Matrices, Stored, UnitWeights, Workload, costs_of_kinds, count, data_parallel_time,
-    ends_GB, fields_at, full_share, gathers_again, gradient_held, groups_of,
-    groups_of_ends, if_any, micro_batches_of_stage, over_host_link, pipeline_time, priced_rows,
-    prices_of, reduces_often, seconds_of_ends, sends_often, sharing_groups, stages_held,
-    stays_gathered, with_recompute)
+    LayerCost, Matrices, Stored, UnitWeights, Workload, count, data_parallel_time, ends_GB,
+    fields_at, full_share, gathers_again, gradient_held, if_any, micro_batches_of_stage,
+    over_host_link, pipeline_time, prices_of, reduces_often, sends_often, sharing_groups,
+    stages_held, stays_gathered)
 
 # %% ../nbs/87_timeline.ipynb #04b00006
 GROUPS = ('tp', 'cp', 'pp', 'dp')
@@ -481,25 +479,6 @@ def mean_layer(parts, layers):
         mean = sum(n * x[k] for k, n in enumerate(layers)) / total
         found.append(named(mean, name, unit_among(x)))
     return type(parts)(*found)
-
-# %% ../nbs/87_timeline.ipynb #83c55b82
-def costs_at_places(
-    work: Workload,    # of layers
-    job: CountedJob,   # the same layers, placed
-    columns,           # which column of the work each placed layer has; None: they are the same
-    pricer, recompute,
-):  # (list of LayerCost, s of both ends)
-    "What a layer of each kind takes, under each of several choices of `recompute`."
-    kinds = [layer._replace(rows=layer.rows._replace(groups=groups_of(kind)))
-             for layer, kind in zip(work.kinds, job.kinds)]
-    ends = [end._replace(groups=groups_of_ends(job)) for end in work.ends]
-    priced = priced_rows([*(layer.rows for layer in kinds), *ends], pricer, columns)
-    costs = []
-    for name in recompute:
-        layers = [with_recompute(layer, name, work.layers) for layer in kinds]
-        costs.append(costs_of_kinds(layers, priced, pricer, job))
-    of_ends = priced[len(kinds):]
-    return costs, seconds_of_ends(of_ends, own_vocabulary(job) > 0)
 
 # %% ../nbs/87_timeline.ipynb #83c55b85
 class Load(NamedTuple):
