@@ -8,8 +8,8 @@ __all__ = ['BIASED', 'STRATEGIES', 'Half', 'largest', 'Nothing', 'Block', 'Layou
            'norm', 'Strategy', 'one_dimensional_bias', 'context_bias', 'own_rows', 'own_features', 'residual',
            'activated', 'after_mixer', 'after_mlp', 'MLP', 'in_part', 'Attention', 'LatentAttention', 'expert_groups',
            'expert_copies', 'places_met', 'domains_met', 'grouped', 'shared_experts', 'Experts', 'attention_core_summa',
-           'trained', 'frozen', 'gpt_block', 'own_vocabulary', 'embedding', 'numbers_of_logits', 'output_layer',
-           'transform', 'end_operations', 'ends_in_16_bits', 'pattern_of', 'layers_of_kinds']
+           'trained', 'frozen', 'gpt_block', 'embedding', 'numbers_of_logits', 'output_layer', 'transform',
+           'end_operations', 'ends_in_16_bits', 'pattern_of', 'layers_of_kinds']
 
 # %% ../nbs/82b_blocks.ipynb #3b000005
 import dataclasses
@@ -269,6 +269,11 @@ class CountedJob(Layouts):
         exact = self.assumptions.rows_shared_exactly
         mine = self.tokens / self.tp if exact else self.micro_batch * (self.rows // self.tp)
         return where(self.sequence_sharded | (self.tp == 1), mine, self.tokens)
+
+    @cached_property
+    def own_vocab(self):
+        "Entries of the vocabulary on a GPU; 0 where they do not count."
+        return self.vocab / self.tp * self.assumptions.vocabulary
 
     @cached_property
     def operations(self):  # tuple of Operation
@@ -1160,39 +1165,35 @@ def gpt_block(embed_dim, heads, mlp_dim=None):  # Block
     return Block(Attention(heads, heads, width, width), MLP(mlp_dim or 4 * embed_dim))
 
 # %% ../nbs/82b_blocks.ipynb #fe5ce2c4
-def own_vocabulary(job: CountedJob):
-    "Entries of the vocabulary on one GPU; 0 where they do not count."
-    return job.vocab / job.tp * job.assumptions.vocabulary
-
 def embedding(job: CountedJob):  # Operation
     "Looking tokens up."
     E, e = job.units.element, job.embed_dim
-    rows = Message('allreduce', E * job.tokens * e * (own_vocabulary(job) > 0), 'tp')
+    rows = Message('allreduce', E * job.tokens * e * (job.own_vocab > 0), 'tp')
     forward = Work(nbytes=2 * E * job.own * e, launches=3, messages=(rows,))
     backward = forward._replace(messages=())
     if _casts_weights(job):   # of all tokens, zero but for those seen
         zeros, sums = 4, after_first(job.micro_batches)
-        moved = E / 2 * (zeros + sums * SUM_IN_32_BITS) * own_vocabulary(job) * e
+        moved = E / 2 * (zeros + sums * SUM_IN_32_BITS) * job.own_vocab * e
         backward = backward._replace(nbytes=backward.nbytes + moved, launches=4 + sums)
     vectors = job.seq_len * job.learned_positions + job.other_embeddings
     places = vectors * job.assumptions.vocabulary
-    weights = E * (own_vocabulary(job) + places) * e
+    weights = E * (job.own_vocab + places) * e
     return Operation('embedding', forward, backward, weights)
 
-def numbers_of_logits(job: CountedJob, own_vocab):
+def numbers_of_logits(job: CountedJob):
     "Logits of which a GPU takes the loss: of its share of the vocabulary, or of all of it."
-    return job.tokens * own_vocab * (job.tp if job.costs.whole_logits else 1)
+    return job.tokens * job.own_vocab * (job.tp if job.costs.whole_logits else 1)
 
 def output_layer(job: CountedJob):  # Operation
     "From the last layer to the loss: a product with the whole vocabulary, and a softmax over it."
     E, e, T = job.units.element, job.embed_dim, job.tokens
-    V = own_vocabulary(job)
+    V = job.own_vocab
     stream = E * T * e   # GB
     gradient = Message('allreduce', stream, 'tp')
     gathered = sent_if(job.sequence_sharded, Message('allgather', stream, 'tp'))
     sums = (Message('allreduce', 2 * E * T, 'tp'),) * 3
     if job.costs.whole_logits: sums = (Message('allgather', E * T * V * job.tp, 'tp'),)
-    of_logits = E / 2 * job.costs.loss_traffic * numbers_of_logits(job, V)
+    of_logits = E / 2 * job.costs.loss_traffic * numbers_of_logits(job)
     loss = of_logits + 3 * E * job.own * e   # GB moved
     logits = Product(T, V, e)
     gradients = Product(T, e, V), Product(V, e, T)   # of what goes in, and of the weights
@@ -1200,14 +1201,14 @@ def output_layer(job: CountedJob):  # Operation
     backward = Work(gradients, nbytes=loss / 2, launches=4, messages=(gradient,))
     if _casts_weights(job):
         forward, backward = autocast_weight(forward, backward, V * e, job.micro_batches, job.units)
-    weights = E * own_vocabulary(job) * (e + job.output_bias)
+    weights = E * V * (e + job.output_bias)
     return Operation('output', forward, backward, weights, activations=E * job.own * e)
 
 # %% ../nbs/82b_blocks.ipynb #d9fda5d3
 def _mtp_operations(job: CountedJob):  # list of Operation
     "What one further layer of multi-token prediction has besides a layer."
     e = job.embed_dim
-    has_tokens = own_vocabulary(job) > 0
+    has_tokens = job.own_vocab > 0
     shared = dict(weights=0., frozen=0.)   # with the embedding at the start
     look_up = trained(embedding(job), job, False)._replace(name='mtp-embedding', **shared)
     join = column_product(job._replace(precision='bf16'), 'mtp-join', e / job.tp, 2 * e)
@@ -1223,12 +1224,12 @@ def _mtp_operations(job: CountedJob):  # list of Operation
 def _end_norm(job: CountedJob, name):  # Operation
     "A norm at either end; it has weights where the vocabulary does."
     op = _stream_norm(job, name)
-    return op._replace(weights=op.weights * (own_vocabulary(job) > 0))
+    return op._replace(weights=op.weights * (job.own_vocab > 0))
 
 def transform(job: CountedJob):  # list of Operation
     "From the last layer to the vocabulary, in BERT: a product, a norm between."
     e = job.embed_dim
-    counts = own_vocabulary(job) > 0
+    counts = job.own_vocab > 0
     dense = linear('transform', job.own, e, e, job.units,
                    **linear_options(job._replace(precision='bf16'), 'fc2'))
     act = gelu('transform-act', job.own * e, job.units)

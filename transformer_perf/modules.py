@@ -29,7 +29,7 @@ from .kernels import pricer_of
 from .parameters import Calibration
 from .blocks import (
     STRATEGIES, CountedJob, Layouts, end_operations, layers_of_kinds, numbers_of_logits,
-    own_vocabulary, pattern_of, stream_element)
+    pattern_of, stream_element)
 
 # %% ../nbs/87b_workload.ipynb #0917f916
 def flops(work: Work, system):
@@ -785,7 +785,7 @@ def pipeline_time(
 # %% ../nbs/87b_workload.ipynb #d9fda5d4
 def counted_ends(job: CountedJob):  # (CountedOperations of the first stage, of the last), or ()
     "What the first and the last stage compute beside their layers."
-    if not any_of(own_vocabulary(job)): return ()
+    if not any_of(job.own_vocab): return ()
     groups = groups_of_ends(job)
     return tuple(count_operations(own, groups, job.units) for own in end_operations(job))
 
@@ -816,7 +816,7 @@ def end_weights(job: CountedJob, ends=None, kind='weights'):  # EndWeights
     none = 'weights' if adapted(job.adapters).rank else 'frozen'   # either all train or none
     if not ends or kind == none: return EndWeights()
     at_first, at_last = (sum(getattr(op, kind) for op in end.operations) for end in ends)
-    table = job.units.element * own_vocabulary(job) * job.embed_dim
+    table = job.units.element * job.own_vocab * job.embed_dim
     tied = 1. * (job.tied_embeddings or job.costs.tied_tables)   # as the model or its software
     ahead = table * (1 - tied) * (job.mtp_layers > 0)
     return EndWeights(at_first, at_last, tied * table, ahead)
@@ -890,12 +890,11 @@ def _beside_layers(job: CountedJob, ends):  # BesideLayers
     widest = most(half.widest_weight(job) for half in halves)
     tokens = most(half.tokens_gathered(job) for half in halves)
     last = ends[1].operations if ends else ()
-    saved = sum(op.activations for op in last) * (own_vocabulary(job) > 0)
-    own_vocab = own_vocabulary(job)
+    saved = sum(op.activations for op in last) * (job.own_vocab > 0)
     return BesideLayers(
         boundary_of(job), stream=E * rows * e * (job.tp > 1), keys=E * rows * keys,
-        table=E * own_vocab * e, widest=E * widest,
-        logits=E / 2 * numbers_of_logits(job, own_vocab), tokens=E * tokens, saved=saved)
+        table=E * job.own_vocab * e, widest=E * widest,
+        logits=E / 2 * numbers_of_logits(job), tokens=E * tokens, saved=saved)
 
 def count(job: CountedJob):  # Workload
     "The only place that counts: every layer and both ends, once."
@@ -915,7 +914,7 @@ def count(job: CountedJob):  # Workload
     return Workload(
         job.layouts, job.depth, stored, job.mtp_layers, job.order, job.output, matrices,
         weights=end_weights(job, ends), frozen=end_weights(job, ends, 'frozen'),
-        beside=_beside_layers(job, ends), matrix=matrix + at_ends * (own_vocabulary(job) > 0),
+        beside=_beside_layers(job, ends), matrix=matrix + at_ends * (job.own_vocab > 0),
         model_TFLOP=model, kinds=kinds, ends=ends)
 
 def _priced_apart(kinds, ends, pricer, columns=None):  # (list of Priced of layers, of ends)
@@ -945,7 +944,7 @@ def costs_at_places(
     for name in recompute:
         layers = [with_recompute(layer, name, work.layers) for layer in kinds]
         costs.append(costs_of_kinds(layers, of_layers, pricer, job))
-    return costs, seconds_of_ends(of_ends, own_vocabulary(job) > 0)
+    return costs, seconds_of_ends(of_ends, job.own_vocab > 0)
 
 # %% ../nbs/87b_workload.ipynb #28a10008
 def model_figures(

@@ -19,7 +19,6 @@ from ..systems import sheet_of
 from ..interop import as_job
 from ..timeline import PLACES, job_of, memory_at, own_stages
 from ..iteration import settled
-from ..blocks import own_vocabulary
 from ..modules import count
 from transformer_perf.parameters import (
     GROUPED_WORKSPACES, HANDLES, OVERLAP_WORKSPACES, REPEATABLE, Parameters, Costs, generations,
@@ -137,7 +136,7 @@ def empty_gradients(run, job):  # GB
     "What a product hands on that adds its gradient up itself: one of each shape of a weight."
     if argument(run, 'gradients') != 'added': return 0.
     last = own_stages(count(job))[-1]
-    shapes = {(own_vocabulary(job), job.embed_dim)}
+    shapes = {(job.own_vocab, job.embed_dim)}
     for kind, number in zip(job.kinds, last.layers):
         if not number: continue   # the last stage has none of these layers
         for op in kind.operations:
@@ -206,7 +205,7 @@ def peak_memory(run):  # GB
     work = count(job)
     needed = memory_at(work, own_stages(work)[-1]).activations
     deferred = argument(run, 'deferred', 0)
-    for_later = deferred * (own_vocabulary(job) + job.embed_dim)   # for the output
+    for_later = deferred * (job.own_vocab + job.embed_dim)   # for the output
     return (sum(static_memory(run).values()) + float(needed)
             + job.units.element * job.tokens * float(for_later))
 
