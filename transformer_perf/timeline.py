@@ -433,7 +433,7 @@ def stages_of(work: Workload, units=()):  # list of PipelineStage, of columns if
     return unlike_stages(work, units)
 
 # %% ../nbs/87_timeline.ipynb #83c55b88
-def of_each_pipeline(work: Workload, table, *more):  # array [figure, ..., row]
+def of_each_pipeline(work: Workload, table, *more):  # array [row of a table, figure, ..., layout]
     "A table of figures for the pipeline of each layout; shorter ones repeat their first row."
     which, pipelines = work.layouts.pipelines
     rows = [(i,) for i in range(len(pipelines))]   # one of each pipeline and figures
@@ -447,20 +447,17 @@ def of_each_pipeline(work: Workload, table, *more):  # array [figure, ..., row]
     tables = [table(work.pattern, *row) for row in asked or [none]]
     most = max(map(len, tables))
     every = np.array([(own + own[:1] * most)[:most] for own in tables])
-    by_figure = np.ascontiguousarray(every.T)   # [figure, stage, pipeline]
-    found = by_figure.take(which, axis=-1)
-    return np.moveaxis(found, 1, -1)
+    return np.moveaxis(every, 0, -1).take(which, axis=-1)
 
 def unlike_stages(work: Workload, units=()):  # list of PipelineStage
     "The stages that differ, dealt out layer by layer."
     def rows(*asked):   # of each stage that differs
-        return [(*stage.layers, *stage[1:-1]) for stage in distinct_stages(*asked, units)]
-    columns = of_each_pipeline(work, rows)
-    kinds = len(columns) - len(PipelineStage._fields) + 2
+        stages = distinct_stages(*asked, units)
+        return [(*s.layers, s.first, s.last, s.rank, s.widest, s.narrowest) for s in stages]
     found = []
-    for stage in range(columns.shape[-1]):
-        layers, others = columns[:kinds, ..., stage], columns[kinds:, ..., stage]
-        found.append(PipelineStage(dealt_out(work, layers), *others))
+    for stage in of_each_pipeline(work, rows):
+        *layers, first, last, rank, widest, narrowest = stage
+        found.append(PipelineStage(dealt_out(work, layers), first, last, rank, widest, narrowest))
     return found
 
 def dealt_out(work: Workload, layers, *more):  # tuple
@@ -594,7 +591,7 @@ def least_iteration_seconds(work: Workload, costs, ends, more):  # s
     work, and the last gradient goes back through the ranks before it; gradients of weights that
     are steps of their own may be left until then."""
     p = work.layouts
-    *figures, rank = of_each_pipeline(work, _ranks_that_wait)
+    *figures, rank = np.moveaxis(of_each_pipeline(work, _ranks_that_wait), 0, -1)
     own, met = np.split(np.array(figures), 2)   # each: layers of each kind, both ends
     back = 1 - 1 * own_figure(p.schedule, lambda s: s.splits)
     kinds = functools.partial(of_each_kind, work)
@@ -602,11 +599,11 @@ def least_iteration_seconds(work: Workload, costs, ends, more):  # s
     work_of = [*kinds(costs.forward + costs.backward), *ends]
     path_of = [*kinds(costs.forward + back * costs.backward), *path_of_ends]
     of_ranks = lambda x: np.expand_dims(x, -1)   # the same on all of them
-    def total(numbers, seconds): return sum(n * of_ranks(x) for n, x in zip(numbers, seconds))
-    busy = total(own, work_of) + of_ranks(more)
+    busy = _summed_over_kinds(own, map(of_ranks, work_of)) + of_ranks(more)
+    before = _summed_over_kinds(met, map(of_ranks, path_of))
     step = (1 + back) / 2 * more / p.virtual_stages   # from a rank to the next
-    return (of_ranks(p.micro_batches) * busy + total(met, path_of)
-            + rank * of_ranks(step)).max(axis=-1)
+    found = of_ranks(p.micro_batches) * busy + before + rank * of_ranks(step)
+    return found.max(axis=-1)
 
 def least_bubble(work: Workload, costs, pace, more, ends):  # s
     "As `bubble_time`; where chunks are unlike, the least that the slowest stage can idle."
@@ -753,7 +750,7 @@ def _runs_of_stage(work: Workload, at: PipelineStage, units):  # yields numbers,
     def of_rank(*asked):   # a pipeline, and one of its ranks
         *pipeline, rank = asked
         return [*_runs_on_ranks(*pipeline, number)[int(rank)]]
-    for run in np.moveaxis(of_each_pipeline(work, of_rank, at.rank), -1, 0):
+    for run in of_each_pipeline(work, of_rank, at.rank):
         yield dealt_out(work, run, units)
 
 @told('units', 'GB')
@@ -1192,8 +1189,7 @@ def memory_on_ranks(work: Workload, number=None):  # (Memory at its peak, Memory
     kinds = len(stages.first)
     row, kind = np.divmod(np.arange(several * kinds), kinds)   # each layout with each stage
     every = work if number is None else work.at(row, p.at(row))
-    *columns, _ = fields_at(stages[1:], kind)
-    at = PipelineStage(fields_at(stages.layers, kind), *columns)
+    at = PipelineStage(fields_at(stages.layers, kind), *fields_at(stages[1:], kind))
     def on_ranks(x):   # [layout, rank]
         return np.broadcast_to(x, row.shape).reshape(several, kinds)[:, of_rank]
     stay = Memory(*map(on_ranks, memory_that_stays(every, at)))
