@@ -275,9 +275,8 @@ def test_the_step_of_the_stage_that_takes_longest():
     "Dense layers have more weights on a GPU than 4 of 256 experts, but more GPUs share them out."
     one = estimate('deepseek_v3', Parallel(pp=8, dp=64, ep=64), 'H100-80GB', 2048)
     work, pricer, costs, ends = timeline.priced_estimate(one)
-    tables = timeline.most_of_ends(work)
     dense, *others = (
-        timeline.update_time(work, timeline.stage_cost(work, costs, load), pricer, tables)
+        timeline.update_time(work, timeline.stage_cost(work, costs, load), pricer)
         for load in timeline.loads_of(work, ends))
     p, pace = work.layouts, timeline.slowest_stage(work, costs, ends)
     host, N = timeline.host_seconds_of_micro_batch(p), p.micro_batches

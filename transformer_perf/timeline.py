@@ -170,9 +170,8 @@ def weight_parts(p: Layouts, of: Stored):  # list of (GB, Group)
 
 # %% ../nbs/87_timeline.ipynb #5a4d0033
 @told('tables', 'GB')
-def most_of_ends(work: Workload, weights=None):  # GB
+def most_of_ends(work: Workload, weights):  # GB
     "Weights of the ends on the rank that has most of them: those that train, or others."
-    weights = work.weights if weights is None else weights
     apart = np.maximum(ends_GB(weights, 1, 0), ends_GB(weights, 0, 1))
     return where(ends_on_one_rank(work.layouts), ends_GB(weights, 1, 1), apart)
 
@@ -190,7 +189,7 @@ def reduction_time(work: Workload, pace, pricer):  # s
     crowd = lambda group: group._replace(crowded=few & (group.in_domain > 1))
     parts = [UnitWeights(GB, crowd(group), still=still) for (GB, group), still in
              zip(weight_parts(p, of), (of.frozen, of.frozen_routed))]
-    beside = UnitWeights(0., parts[0].group, most_of_ends(work),
+    beside = UnitWeights(0., parts[0].group, most_of_ends(work, work.weights),
                          still_tables=most_of_ends(work, work.frozen))
     forward, backward = pace.cost[:2]
     layers = pace.layers * stages_held(p)
@@ -308,10 +307,10 @@ def cast_GB(p: Layouts, of: Stored):  # of a layer
     return moved * (of.weights + of.routed + still)
 
 @told('update')
-def update_time(work: Workload, pace, pricer, tables):  # s; tables: GB, as `most_of_ends`
+def update_time(work: Workload, pace, pricer):  # s
     "The optimizer's step, and the gradients of a shared table on the first and the last stage."
     p, costs, of = work.layouts, work.layouts.costs, pace.stored
-    held = pace.layers * stages_held(p)
+    held, tables = pace.layers * stages_held(p), most_of_ends(work, work.weights)
     parts = _parts_on_gpu(p, of, held, tables)
     matrices = _matrices_on_gpu(p, pace.matrices, held, parts, tables)
     moved = _total_over_weights(step_bytes, p, parts, matrices)
@@ -635,7 +634,6 @@ def iteration_times(
 ):  # Times
     "Layers, micro-batches, stages and copies add up to an iteration."
     pace = slowest_stage(work, costs, ends)
-    tables = most_of_ends(work)
     p = work.layouts
     cost, L, N = pace.cost, pace.layers, p.micro_batches
     sent = sent_between_stages(work, pricer) if messages else 0.
@@ -650,7 +648,7 @@ def iteration_times(
         return reduction_delay(work, stage, waits, pricer)
     reduced = longest_of(stages, delay) if messages else 0.
     slack = named((pace.busy + sent + host) * straggling(p), 'slack', 's')
-    step = longest_of(stages, lambda own: update_time(work, own, pricer, tables))
+    step = longest_of(stages, lambda own: update_time(work, own, pricer))
     other = N * (L * cost.wait + host + slack) + step
     computed = N * (L * cost.compute + pace.load.ends)
     return Times(computed, N * L * cost.memory, N * L * cost.comm, reduced, N * sent, bubble, other)

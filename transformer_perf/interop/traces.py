@@ -19,7 +19,7 @@ from ..estimates import added
 from ..modules import Layer, LayerCost, Priced, priced_rows
 from ..timeline import (
     chunks_held, costs_of_unlike_stages, figures_of_chunks, job_of_estimate, longest_of,
-    memory_played, most_of_ends, of_each_kind, priced_estimate, slowest_stage, update_time)
+    memory_played, of_each_kind, priced_estimate, slowest_stage, update_time)
 from ..iteration import Estimate, played_estimate
 
 # %% ../../nbs/92_traces.ipynb #16a00008
@@ -44,9 +44,8 @@ def ending(one: Estimate, played):  # list of (lane, name, s)
     "What follows the passes, which took so many s."
     work, pricer, costs, ends = priced_estimate(one)
     pace = slowest_stage(work, costs, ends)
-    tables = most_of_ends(work)
     stages = costs_of_unlike_stages(work, costs, ends, pace)
-    step = float(longest_of(stages, lambda own: update_time(work, own, pricer, tables)))
+    step = float(longest_of(stages, lambda own: update_time(work, own, pricer)))
     copies = one.stats['dp_comm_s']
     wait = one.stats['iteration_s'] - played - copies - step
     return [('communication', 'gradients and weights of copies', copies),
