@@ -1249,5 +1249,4 @@ def job_of_estimate(one):  # CountedJob
 
 def priced_estimate(one):  # as `counted_and_priced`
     "What was estimated, counted and priced."
-    return counted_and_priced(vars(one.parallel), one.model, one.system, one.global_batch,
-                              one.assumptions)
+    return at_prices(count(job_of_estimate(one)), one.system)
