@@ -793,10 +793,11 @@ def test_who_shares_weights_out(dp, near, replicas):
     own, same = range(size), range(0, dp, size)
     inside = lambda ranks: sum(domain[rank] == 0 for rank in ranks)
     layout = Layouts(zero_stage=3, dp_replicate=replicas)
-    found = modules.sharing_groups(layout, Group(dp, near))
-    assert found == (Group(size, inside(own)), Group(replicas, inside(same)))
-    assert modules.sharing_groups(layout._replace(zero_stage=0), Group(dp, near)) == (
-        Group(dp, near), Group())
+    def groups(layout):
+        copies = Group(dp, near)
+        return modules.sharing_group(layout, copies), modules.replica_group(layout, copies)
+    assert groups(layout) == (Group(size, inside(own)), Group(replicas, inside(same)))
+    assert groups(layout._replace(zero_stage=0)) == (Group(dp, near), Group())
 
 
 @pytest.mark.parametrize('with_experts', [False, True])

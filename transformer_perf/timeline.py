@@ -44,7 +44,7 @@ from .blocks import STRATEGIES, CountedJob, Layouts, expert_copies
 from .modules import (
     LayerCost, Matrices, Stored, UnitWeights, Workload, count, data_parallel_time, ends_GB,
     fields_at, full_share, gathers_again, gradient_held, if_any, micro_batches_of_stage,
-    over_host_link, pipeline_time, prices_of, reduces_often, sends_often, sharing_groups,
+    over_host_link, pipeline_time, prices_of, reduces_often, sends_often, sharing_group,
     stages_held, stays_gathered)
 
 # %% ../nbs/87_timeline.ipynb #04b00006
@@ -202,7 +202,7 @@ def _parts_on_gpu(p: Layouts, of: Stored, held, ends):  # list of (GB, GPUs)
     parts, groups = zip(*weight_parts(p, of))
     first, *others = (GB * held for GB in parts)
     every = zip([first + ends, *others], groups)
-    return [(GB, sharing_groups(p, group)[0].size) for GB, group in every]
+    return [(GB, sharing_group(p, group).size) for GB, group in every]
 
 def _matrices_on_gpu(p: Layouts, matrices: Matrices, held, parts, ends):  # list of (GB, GPUs)
     """Of all weights of one GPU those in matrices, which some optimizers take as a whole.
@@ -291,8 +291,7 @@ def _casts_each(p: Layouts, of: Stored):
     kept = negated(p.reshard_after_forward) | in_low_precision(p.assumptions, p.precision)
     shared = False
     for _, group in weight_parts(p, of):
-        sharing, _ = sharing_groups(p, group)
-        shared = shared | (sharing.size > 1)
+        shared = shared | (sharing_group(p, group).size > 1)
     return (p.zero_stage == 3) & negated(kept) & shared
 
 @told('cast', 'GB')
