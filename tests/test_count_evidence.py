@@ -273,7 +273,7 @@ def test_an_unknown_generation_has_the_next_by_its_rate(rate, generation):
 def test_an_unknown_generation_keeps_the_one_that_its_file_names():
     "However fast it is made, so that a faster GPU is never slower."
     known = read_calibration()
-    for name in ('MI300X', 'MI355X', 'Gaudi3', 'TPU-v5p', 'TPU-v6e'):
+    for name in ('MI300X', 'MI355X', 'Gaudi3', 'TPU-v5p', 'TPU-v6e', 'TPU-v7x'):
         system = as_system(name)
         taken = known.generation_for(system)
         assert taken == system.priced_as
@@ -289,7 +289,7 @@ def test_an_unknown_generation_keeps_the_one_that_its_file_names():
     assert hopper.generation_for(dataclasses.replace(system, priced_as='Ampere')) == 'Hopper'
 
 
-@pytest.mark.parametrize('name', ['MI300X', 'MI355X', 'Gaudi3', 'TPU-v5p', 'TPU-v6e'])
+@pytest.mark.parametrize('name', ['MI300X', 'MI355X', 'Gaudi3', 'TPU-v5p', 'TPU-v6e', 'TPU-v7x'])
 def test_a_faster_gpu_of_an_unknown_generation_is_faster(name):
     system, seconds = as_system(name), []
     for times in (.6, .8, 1, 1.25, 1.6, 2.5, 4):

@@ -44,7 +44,7 @@ def refused(call, *words):
 def test_the_catalogue_has_what_it_should():
     assert set(SOLD) >= {   # a new one needs no line here
         'A100-80GB', 'H100-80GB', 'H200-141GB', 'B200-180GB', 'B300', 'GB200-NVL72', 'GB300-NVL72',
-        'MI300X', 'MI325X', 'MI355X', 'Gaudi3', 'TPU-v5p', 'TPU-v6e'}
+        'MI300X', 'MI325X', 'MI355X', 'Gaudi3', 'TPU-v5p', 'TPU-v6e', 'TPU-v7x'}
 
 
 @EACH
@@ -202,7 +202,8 @@ def test_a_sweep_may_vary_what_a_system_lacks():
 def test_what_one_gpu_sends_to_another():
     share = {name: s.peer_bandwidth / s.nvlink_bandwidth
              for name in system_names() for s in [as_system(name)]}
-    assert share.pop('TPU-v5p') == 1 / 6 and share.pop('TPU-v6e') == 1 / 4
+    assert share.pop('TPU-v5p') == share.pop('TPU-v7x') == 1 / 6   # links in three directions
+    assert share.pop('TPU-v6e') == 1 / 4
     for name in ('MI300X', 'MI325X', 'MI355X', 'Gaudi3'):
         assert share.pop(name) == pytest.approx(1 / 7, rel=1e-12)
     assert set(share.values()) == {1}
@@ -338,9 +339,10 @@ def test_a_gpu_with_slower_links_has_its_own_sheet(gpu):
 def test_memory_sold_in_GiB_is_counted_in_GB():
     "A maker's 80, 192, 256 and 288 are GiB; a program is given a little less, never more."
     for name, GiB in (('A100-80GB', 80), ('H100-80GB', 80), ('H200-141GB', 141), ('MI300X', 192),
-                      ('MI325X', 256), ('MI355X', 288)):
+                      ('MI325X', 256), ('MI355X', 288), ('TPU-v5p', 96), ('TPU-v6e', 32),
+                      ('TPU-v7x', 192)):
         share = as_system(name).hbm_capacity * 1e9 / 2**30 / GiB
-        assert .98 < share <= 1, (name, share)
+        assert .97 < share <= 1, (name, share)
 
 
 def test_own_table_of_prices():
