@@ -60,17 +60,11 @@ def _model_with_samples(model, seq_len, beside):  # Model, or None; beside: dict
     return dataclasses.replace(model, **beside)
 
 # %% ../../nbs/90i_own.ipynb #c93ca48c
-def _software_as_json(software):  # str, dict or None
-    "A software by its name, where that ships; else as it is known."
-    if software is None: return None
-    s = as_software(software)
-    if known_software().get(s.name) == s: return s.name
-    return {name: x for name, x in vars(s).items() if x}
-
-def _system_said(system):  # str or dict
-    "A system by its name, where it ships just so; else all that is known of it."
-    if system.name in system_names() and as_system(system.name) == system: return system.name
-    return {name: x for name, x in vars(system).items() if x is not None}
+def _named_or_known(thing, names, read):  # str, dict, or None of nothing
+    "A software or a system by its name, where it ships just so; else all that is known of it."
+    if thing is None: return None
+    ships = thing.name in names and read(thing.name) == thing
+    return thing.name if ships else differing(thing)
 
 def model_in_words(m):  # dict, or a name where no field says what its layers are
     "A model in our own JSON."
@@ -96,8 +90,9 @@ def as_own(job):  # str
         model = model_in_words(dataclasses.replace(model, documents=None))
     parallel = {name: x for name, x in vars(job.parallel).items() if x is not None}
     rest = {name: getattr(job, name) for name in ('global_batch', 'n_gpus', 'seq_len')}
-    own = {'software': _software_as_json(job.software), 'assumes': job.assumes,
-           'system': None if job.system is None else _system_said(job.system)}
+    own = {'software': _named_or_known(job.software, known_software(), as_software),
+           'assumes': job.assumes,
+           'system': _named_or_known(job.system, system_names(), as_system)}
     if documents is not None:
         own['documents'] = dict(zip(documents.tokens, documents.documents))
     rest |= {name: x for name, x in own.items() if x}
