@@ -34,7 +34,7 @@ from .layers import (
     autocast_weight, bias, dropout, dropout_add, eager_bias, eager_clamp, eager_gelu,
     eager_norm, eager_rotation, eager_softmax, eager_weighing, fused_attention, fused_norm,
     fused_softmax, gelu, layernorm, layernorm_2d, linear, linear_summa, logits, logits_summa,
-    new_gelu, softmax, softmax_2d, transposes, with_messages)
+    new_gelu, softmax, softmax_2d, transposes, with_kernels, with_messages)
 
 # %% ../nbs/82b_blocks.ipynb #3b000007
 BIASED = {   # the products that have a bias
@@ -606,8 +606,8 @@ def passes_keys(job: CountedJob, mixer, op: Operation, width, merges=True):  # O
     more_steps = (job.cp / swapped - 1.) * in_a_ring(job) * merges
     merged = 6 * element * mixer.value * more_steps   # GB, of one head
     def passed(work, heads, messages):
-        return work._replace(nbytes=work.nbytes + merged * heads, messages=messages + swap,
-                             launches=work.launches + (work.launches + 2) * more_steps)
+        again = with_kernels(work, merged * heads, (work.launches + 2) * more_steps)
+        return again._replace(messages=messages + swap)
     return op._replace(forward=passed(op.forward, heads, forward),
                        backward=passed(op.backward, heads + 2 * kv, backward))
 
@@ -1150,9 +1150,7 @@ def _with_adapter(op: Operation, rank, several, units):  # Operation
             product(rank, outputs, rows, True), product(inputs, narrow, rows, True))
     weights = E * base.batch * (narrow * inputs + rank * outputs)
     onto = 3 * E * base.batch * rows * outputs   # what the weight says is read, the sum written
-    forward = op.forward._replace(products=op.forward.products + there,
-                                  nbytes=op.forward.nbytes + onto,
-                                  launches=op.forward.launches + 1)
+    forward = with_kernels(op.forward, onto, 1)._replace(products=op.forward.products + there)
     backward = op.backward._replace(products=op.backward.products + back)
     return op._replace(
         forward=forward, backward=backward, weights=weights, in_matrices=weights,
