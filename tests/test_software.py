@@ -432,7 +432,8 @@ def test_recipes_that_are_none(recipe, why):
 
 @pytest.mark.parametrize('name, record', [
     ('nemo-25.09', 'NeMo'), ('nemo', 'NeMo'), ('MEGATRON-BRIDGE', 'Megatron-Bridge'),
-    ('Torchtitan 0.3', 'torchtitan 0.3'), ('megatron-lm-23.04', 'Megatron-LM')])
+    ('Torchtitan 0.3', 'torchtitan 0.3'), ('megatron-lm-23.04', 'Megatron-LM'),
+    ('Hugging Face Transformers', 'Transformers'), ('mlcommons', 'MLPerf')])   # as tables say
 def test_a_software_is_named_in_any_letters_and_with_its_release(name, record):
     assert as_software(name) is known_software()[record]
     p = Parallel(tp=2, dp=4)
@@ -445,6 +446,13 @@ def test_a_release_that_nobody_knows_of_is_no_other():
     with pytest.raises(ValueError, match='what is known of NeMo is as of 25.09'):
         as_software('nemo-24.01')
     with pytest.raises(ValueError, match='unknown software'): as_software('nobody-24.01')
+
+
+@pytest.mark.parametrize('name, meant', [
+    ('hf', 'hf transformers'), ('COLOSSALAI', 'Colossal-AI'), ('FSDP', 'fms-fsdp')])
+def test_what_was_meant_is_asked_whatever_the_letters(name, meant):
+    with pytest.raises(ValueError, match=f"unknown software '{name}'; did you mean '{meant}'"):
+        as_software(name)
 
 
 # doors

@@ -69,10 +69,11 @@ def nearest(
     if is_known: return name
     text = printable(name)[:LONGEST] if is_text else quoted(name)
     names = [printable(one) for one in known]
-    begun = [one for one in names if text and one.lower().startswith(text.lower())]
-    if begun: close = difflib.get_close_matches(text, begun, n=1, cutoff=0)
-    else: close = difflib.get_close_matches(text, names, n=1, cutoff=.6)
-    if close: hint = f'did you mean {close[0]!r}?'
+    in_lower_case = {one.lower(): one for one in reversed(names)}
+    begun = [one for one in in_lower_case if text and one.startswith(text.lower())]
+    if begun: close = difflib.get_close_matches(text.lower(), begun, n=1, cutoff=0)
+    else: close = difflib.get_close_matches(text.lower(), in_lower_case, n=1, cutoff=.6)
+    if close: hint = f'did you mean {in_lower_case[close[0]]!r}?'
     else: hint = f'known: {few_of(names)[:2 * LONGEST]}'
     raise ValueError(f'unknown {what} {quoted(name)}; {hint}')
 

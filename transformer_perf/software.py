@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LISTS', 'Software', 'covers', 'releases_in_words', 'chosen_by', 'leaves_overlap', 'known_software', 'known_besides',
-           'as_software', 'sets_of', 'run_by', 'software_table']
+           'as_software', 'words_for_software', 'sets_of', 'run_by', 'software_table']
 
 # %% ../nbs/82j_software.ipynb #01d00020
 import contextlib
@@ -40,7 +40,7 @@ class Software:
     takes: dict = None       # choice or column of a layout -> the values that it knows
     takes_in_pipelines: dict = None   # choice -> the values that it knows where there are stages
     approximated: dict = None     # choice -> values that stand for ways of its own; none is offered
-    known_as: tuple = ()     # words of a table's source that name it, in lower case
+    known_as: tuple = ()     # other words for it, as sources of tables have, in lower case
     followed_by: str = None  # the record of what goes by its name today, if that is another
     deals: str = 'layers'    # dealt evenly to stages unless a job says: of schedules.DEALT
     recipes: tuple = ()      # dicts: when (which model, GPU, release), what it chooses, source
@@ -176,15 +176,20 @@ def as_software(
         with naming(software): return _software_in(read_json(software))
     return _named_software(software)
 
+def words_for_software():  # dict: word in lower case -> the name of a record
+    "What a record may be called: its name, or as sources of tables call it."
+    known = known_software()
+    words = {word: s.name for s in reversed(known.values()) for word in s.known_as}
+    return words | {name.lower(): name for name in known}
+
 def _named_software(name):  # Software
     "A record by its name, in letters of any case, or with its release as in 'nemo-25.09'."
-    known = known_software()
+    known, words = known_software(), words_for_software()
     if name in known: return known[name]
-    in_lower_case = {own.lower(): own for own in known}
     asked, _, release = str(name).lower().rpartition('-')
     if not re.fullmatch(_RELEASE, release): asked, release = str(name).lower(), ''
-    if asked not in in_lower_case: return known[nearest(name, known, 'software')]
-    found = known[in_lower_case[asked]]
+    if asked not in words: nearest(name, (*known, *words), 'software')
+    found = known[words[asked]]
     if release in ('', found.released): return found
     raise ValueError(f'software={quoted(name)}: what is known of {found.name} is as of '
                      f'{found.released}')

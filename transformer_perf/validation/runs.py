@@ -38,7 +38,8 @@ from ..choices import adapted, graphed, offloaded, recomputed_parts
 from ..estimates import (
     CONTEXTS, DISPATCHERS, GROUP_COLUMNS, OPTIMIZERS, RECIPES, as_assumptions)
 from ..parameters import measured_folder
-from ..software import Software, chosen_by, known_software, run_by
+from ..software import (
+    Software, chosen_by, known_software, run_by, words_for_software)
 from ..modules import copies_overlap
 from ..timeline import PLACES, placed_by_rank, statistics
 from ..iteration import Parallel, divisors, keep, usable_domain_sizes
@@ -296,9 +297,7 @@ def holds(record, x):  # array of bool
 # %% ../../nbs/91_runs.ipynb #10b30005
 def as_named(names):  # Series of str
     "Software as its records spell it, also where a table's source calls it otherwise."
-    known = known_software()
-    words = {word: s.name for s in reversed(known.values()) for word in s.known_as}
-    words |= {name.lower(): name for name in known}
+    known, words = known_software(), words_for_software()
     def spelled(name): return name if name in known else words.get(name.strip().lower(), name)
     return names.map({name: spelled(name) for name in names.unique()})
 
