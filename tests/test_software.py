@@ -448,6 +448,18 @@ def test_a_release_that_nobody_knows_of_is_no_other():
     with pytest.raises(ValueError, match='unknown software'): as_software('nobody-24.01')
 
 
+def test_what_a_record_knows_counts_whoever_has_runs_of_it():
+    "Also a record of one's own under the name of software that ships and that has runs."
+    shipped = known_software()['Megatron-Bridge']
+    own = dataclasses.replace(shipped, knows=shipped.knows | {'gradient_bytes': 4.0})
+    def seconds(software):
+        layout = Parallel(tp=2, pp=2, dp=16)
+        one = estimate('llama3.1_8B', layout, 'H100-80GB', 64, software=software)
+        return one.stats['iteration_s']
+    assert seconds(shipped) == seconds('Megatron-Bridge')
+    assert seconds(own) > 1.001 * seconds(shipped)
+
+
 @pytest.mark.parametrize('name, meant', [
     ('hf', 'hf transformers'), ('COLOSSALAI', 'Colossal-AI'), ('FSDP', 'fms-fsdp')])
 def test_what_was_meant_is_asked_whatever_the_letters(name, meant):

@@ -208,10 +208,8 @@ def sets_of(calibration: Calibration, s: Software):  # Calibration
     names = [*known_software(), *sorted(k.stack for k in sets.values()), 'any', s.name]
     for other in filter(None, (s.like, s.stack)): nearest(other, names, 'software to be like')
     for on, k in for_all.items():
-        own = sets.get(f'{on}/{s.stack or s.name}')
-        if own is None or s.stack not in (None, s.name):   # none of it, or another's is meant
-            own = changed(own or _costs_like(sets, on, s) or k, s.known_on(on))
-        found[f'{on}/{s.name}'] = dataclasses.replace(own, stack=s.name)
+        own = sets.get(f'{on}/{s.stack or s.name}') or _costs_like(sets, on, s) or k
+        found[f'{on}/{s.name}'] = dataclasses.replace(changed(own, s.known_on(on)), stack=s.name)
     return dataclasses.replace(calibration, sets=found)
 
 def _fitted_software(name, measured):  # Software, or None
