@@ -720,3 +720,10 @@ def test_the_first_flash_attention_is_half_as_fast():
         return one.layers.set_index('layer').t['fusedla']
     assert as_software('Megatron-LM').known_on('Ampere')['attention_share'] == .5
     assert 1.8 < core(a) / core(CALIBRATED) < 2.2
+
+
+@pytest.mark.parametrize('theirs, ours', [('deepep', 'once'), ('hybridep', 'once_sorted')])
+def test_a_library_of_dispatchers_is_known_by_what_it_does(theirs, ours):
+    with pytest.raises(ValueError, match=f"'{theirs}'; here it is '{ours}'"):
+        Parallel(dp=8, ep=8, dispatcher=theirs)
+    assert Parallel(dp=8, ep=8, dispatcher=ours).dispatcher == ours

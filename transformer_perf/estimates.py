@@ -647,6 +647,7 @@ def state_bytes(a, optimizer='adam', matrices=False):  # of a parameter
 CONTEXTS = ('allgather', 'ring', 'ulysses', 'ulysses+ring')
 SENT_ONCE = ('once', 'once_sorted')   # a token once to a GPU: DeepEP; HybridEP, which sorts too
 DISPATCHERS = ('alltoall', 'allgather', *SENT_ONCE)
+_OF_LIBRARIES = {'deepep': 'once', 'hybridep': 'once_sorted'}   # as Megatron-LM calls them
 FITS_BY = {'point': 'memory_GB', 'bound': 'memory_bound_GB'}   # -> what must fit into a GPU
 MENDED_SLIPS = dict(   # what the published model has wrong
     allreduce_doubled=True, norm_shards_features=True, slow_pipeline_links=True,
@@ -694,7 +695,8 @@ class Choices:
     reshard_after_forward: bool = True  # ZeRO-3 gathers weights again for the backward pass
     dp_replicate: int = 1               # hybrid sharding: copies of what copies share out
     precision: str = field('bf16', choices=RECIPES)     # of the products with weights
-    dispatcher: str = field('alltoall', choices=DISPATCHERS)  # how tokens travel to their experts
+    dispatcher: str = field(    # how tokens travel to their experts
+        'alltoall', choices=DISPATCHERS, called=_OF_LIBRARIES)
     ep_overlap: bool = False            # expert-parallel messages hide behind other compute
     optimizer: str = field('adam', choices=OPTIMIZERS)  # Muon takes matrices; Adam all others
     cuda_graphs: str = 'none'           # what the host launches as one: `GRAPHED`, or parts of it

@@ -122,7 +122,8 @@ def label(value, name, longest=100):  # str
 
 # %% ../nbs/97_inputs.ipynb #90a00019
 def field(default=dataclasses.MISSING, **notes):
-    "A field with notes: least, most, above, choices, arrays, longest (of a text), open (or None)."
+    """A field with notes: least, most, above, choices, arrays, longest (of a text), open (or None),
+    and called: a dict of the words that others have for a choice."""
     return dataclasses.field(default=default, metadata=notes)
 
 def one_of(value, choices, name):
@@ -159,6 +160,8 @@ def checked_value(value, name, kind, notes, default):
     "The value of a field, as what it should be."
     if value is default: return value
     if value is None and (default is None or notes.get('open')): return None
+    ours = notes.get('called', {}).get(value) if isinstance(value, str) else None
+    if ours is not None: raise ValueError(f'unknown {name} {quoted(value)}; here it is {ours!r}')
     if 'choices' in notes: return one_of(value, notes['choices'], name)
     if kind in (int, float): return checked_number(value, name, kind, notes)
     if kind is bool: return flag(value, name)
