@@ -162,7 +162,7 @@ def test_calibration_refuses():
         calibrate(RUNS, free=('clok',))
     with pytest.raises(ValueError, match='no row belongs to such a set'):
         calibrate(RUNS, free=('clock@Volta',))
-    with pytest.raises(ValueError, match='has architecture None'):
+    with pytest.raises(ValueError, match='has no architecture, under which'):
         calibrate(RUNS[:5], system=unknown)
 
 
@@ -314,3 +314,55 @@ def test_a_log_is_a_run_of_its_job(tmp_path):
     (tmp_path / 'train.log').write_text('\n'.join(lines[:3]))
     with pytest.raises(ValueError, match='no step has the 64 samples of its job, but 16, 32'):
         run_of_log(tmp_path / 'train.log', job)
+
+
+# GPUs none of whose kernels were measured
+
+def runs_of_others(system, factor):  # DataFrame
+    "Five runs on such GPUs, so many times as long as we say before we know of any."
+    layouts = [Parallel(dp=8), Parallel(tp=2, dp=4), Parallel(dp=16), Parallel(pp=2, dp=8),
+               Parallel(tp=8, dp=2)]
+    rows = []
+    for p in layouts:
+        one = estimate('llama3.1_8B', p, system, 128)
+        cells = {name: getattr(one.parallel, name) for name in ('tp', 'pp', 'dp', 'micro_batch')}
+        rows.append(cells | dict(
+            gpu=system, gpus_per_node=8, model='llama3.1_8B', seq_len=8192, global_batch=128,
+            recompute=one.parallel.recompute))
+    runs = pd.DataFrame(rows)
+    return runs.assign(iteration_s=factor * predict(runs).predicted_iteration_s)
+
+
+@pytest.mark.parametrize('system', first_of(1, ['MI300X', 'TPU-v5p', 'Gaudi3']))
+def test_runs_on_gpus_of_other_makers_teach_those_alone(system, tmp_path):
+    "They have sets of their own from then on, kept in the file; all others are as they were."
+    runs = runs_of_others(system, 1.15)
+    fit = calibrate(runs)
+    error = (fit.runs.predicted_iteration_s / runs.iteration_s - 1).abs().mean()
+    assert error < .5 * (1 - 1 / 1.15)   # a few runs move no parameter far
+    file = tmp_path / 'own.json'
+    fit.save(file)
+    p = Parallel(tp=4, dp=4)
+    before = estimate('llama3.1_8B', p, system, 128)
+    after = estimate('llama3.1_8B', p, system, 128, assumptions=str(file))
+    assert after.stats['iteration_s'] > 1.08 * before.stats['iteration_s']
+    assert 'extrapolated' in before.notes[0] and 'no kernel' not in ' '.join(after.notes)
+    for other in ('H100-80GB', 'A100-80GB', 'B200-180GB', 'MI355X'):
+        if as_system(other).architecture == as_system(system).architecture: continue
+        one, same = (estimate('llama3.1_8B', p, other, 128, assumptions=a).stats['iteration_s']
+                     for a in ('calibrated', str(file)))
+        assert one == same, other
+
+
+def test_kernels_of_gpus_of_other_makers_teach_those_alone():
+    "A product that takes twice as long as ours: the sets of Hopper stay as they were."
+    table = products_table(pd.DataFrame([
+        {'m': 8192, 'n': n, 'k': 4096, 'precision': 'bf16', 'microseconds': 1.}
+        for n in (4096, 8192, 14336)]))
+    system, before = as_system('MI300X'), as_assumptions('calibrated').measured
+    seconds = kernel_seconds(table, system, before.of(system))
+    fit = calibrate_kernels(table.assign(time_us=1.5e6 * seconds), system)
+    own = fit.calibration.of(system)
+    assert own.gpus == system.architecture and own.architecture == 'Hopper'
+    assert kernel_seconds(table, system, own) == pytest.approx(1.5 * seconds, rel=.05)
+    for name, k in before.sets.items(): assert fit.calibration.sets[name] == k

@@ -24,7 +24,6 @@ from transformer_perf.validation.runs import run_jobs
 from transformer_perf.software import (
     as_software, known_besides, known_software, run_by, software_table)
 from transformer_perf.systems import as_system
-from transformer_perf.validation.calibration import check_generation
 from transformer_perf.validation import predict, published
 
 CALIBRATED = as_assumptions('calibrated')
@@ -654,8 +653,6 @@ def test_kernels_that_nobody_measured(system, generation):
     assert width[system] > width['H100-80GB']
     found = search('llama3.1_8B', 8, system, 64, assumptions='calibrated', k=1)
     assert f'no kernel of {sheet.architecture}' in found.evidence[0]
-    with pytest.raises(ValueError, match='parameters are fitted for Ampere, Hopper, Blackwell'):
-        check_generation(sheet, CALIBRATED)
 
 
 @pytest.mark.parametrize('pp', [1, 2, 4])

@@ -1243,7 +1243,7 @@ def text_of_fits(told, fit, files, args, before):  # str
         for one in told['errors'])
     table = _table_as_text(fit_view(fit.table), args, title)
     shipped = '; '.join(f'{part}: {", ".join(names)}' for part, names in told['as_shipped'].items())
-    sets = {k.architecture: k.stack for k in fit.calibration.sets.values()}   # the last of each
+    sets = {k.gpus: k.stack for k in fit.calibration.sets.values()}   # the last of each
     taken = ', '.join(f'{stack} on {name}' for name, stack in sets.items())
     words = (f'{doubts_about(told)}As shipped: {shipped}. Unless --software says otherwise, prices '
              f'are those of: {taken}.')

@@ -356,17 +356,20 @@ def evidence_in(found):  # Evidence or None
 @dataclass(frozen=True)
 class Parameters:
     "One set of measured parameters."
-    architecture: str = 'Ampere'  # one of generations()
+    architecture: str = 'Ampere'  # whose measured kernels price: one of generations()
     stack: str = 'Megatron-LM'    # the training software
     kernels: Kernels = Kernels()
     network: NetworkShares = NetworkShares()
     software: Costs = Costs()
+    of_gpus: str = None   # the generation of GPUs it is for, where no kernel of theirs was measured
     evidence: object = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self): nearest(self.architecture, generations(), 'architecture')
 
     @property
-    def name(self): return f'{self.architecture}/{self.stack}'
+    def gpus(self): return self.of_gpus or self.architecture
+    @property
+    def name(self): return f'{self.gpus}/{self.stack}'
     @property
     def generation(self): return generations()[self.architecture]
     @property
@@ -437,13 +440,13 @@ class Calibration:
 
     def knows(self, system):
         "Whether there is a set for the generation of a system's GPUs."
-        return any(k.architecture == system.architecture for k in self.sets.values())
+        return any(k.gpus == system.architecture for k in self.sets.values())
 
     def generation_for(self, system):  # str
         """The generation whose parameters a system's GPUs have: their own, or the one that they
         are `priced_as`, or that of the nearest rate."""
         if self.knows(system): return system.architecture
-        known = dict.fromkeys(k.architecture for k in self.sets.values())
+        known = dict.fromkeys(k.gpus for k in self.sets.values() if k.of_gpus is None)
         if system.priced_as is not None:
             other = nearest(system.priced_as, generations(), 'generation in priced_as')
             if other in known: return other
@@ -458,17 +461,30 @@ class Calibration:
     ):  # Parameters
         "The set for a system."
         generation = self.generation_for(system)
-        stacks = {k.stack: k for k in self.sets.values() if k.architecture == generation}
+        stacks = {k.stack: k for k in self.sets.values() if k.gpus == generation}
         if stack is None: stack = [*stacks][-1]
         found = stacks[nearest(stack, stacks, f'stack on {generation}')]
         return dataclasses.replace(found, evidence=self.evidence)
+
+    def with_own_sets(self, system):  # Calibration
+        "The same with sets for a system's own GPUs; those that begin are as what prices them."
+        if self.knows(system): return self
+        if system.architecture is None:
+            raise ValueError(f'system {quoted(system.name)} has no architecture, under which '
+                             'parameters of its own would be kept: name one')
+        other = self.generation_for(system)
+        own = [dataclasses.replace(k, of_gpus=system.architecture)
+               for k in self.sets.values() if k.gpus == other]
+        return dataclasses.replace(self, sets=self.sets | {k.name: k for k in own})
 
 # %% ../nbs/82_parameters.ipynb #2b91d7a3
 def parameters_from(
     values: dict,  # architecture, stack, and name of a parameter -> value
 ):  # Parameters
     "A set from the flat form in which files hold it."
-    own = {key: of_type(values, dict, 'values').get(key) for key in ('architecture', 'stack')}
+    given = of_type(values, dict, 'values')
+    own = {key: given.get(key) for key in ('architecture', 'stack')}
+    if 'of_gpus' in given: own['of_gpus'] = label(given['of_gpus'], 'of_gpus')
     return changed(Parameters(**own), {k: v for k, v in values.items() if k not in own})
 
 def as_flat(
@@ -476,6 +492,7 @@ def as_flat(
 ):  # dict
     "The flat form of a set: `parameters_from` reads it."
     own = {'architecture': parameters.architecture, 'stack': parameters.stack}
+    if parameters.of_gpus is not None: own['of_gpus'] = parameters.of_gpus
     return own | {f'{part}.{f.name}': getattr(getattr(parameters, part), f.name)
                   for part, cls in PARAMETER_PARTS.items() for f in dataclasses.fields(cls)}
 

@@ -204,7 +204,7 @@ def _costs_like(sets, on, s: Software):  # Parameters, or None
 def sets_of(calibration: Calibration, s: Software):  # Calibration
     "The parameters of one software, for each generation of GPUs."
     found, sets = {}, calibration.sets
-    for_all = {k.architecture: k for k in sets.values()}   # the last of a generation
+    for_all = {k.gpus: k for k in sets.values()}   # the last of a generation
     names = [*known_software(), *sorted(k.stack for k in sets.values()), 'any', s.name]
     for other in filter(None, (s.like, s.stack)): nearest(other, names, 'software to be like')
     for on, k in for_all.items():

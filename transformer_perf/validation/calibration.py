@@ -287,17 +287,16 @@ def table_of_fit(entries, values, errors, bounds):  # DataFrame, a row per param
         for e, value, error, at in zip(entries, values, errors, bounds)])
 
 # %% ../../nbs/91b_fits.ipynb #ea5ab0cf
-def check_generation(system, start):
-    "A ValueError where parameters are those of another generation of GPUs."
-    if start.on(system).unmeasured is None: return
-    known = ', '.join(dict.fromkeys(k.architecture for k in start.measured.sets.values()))
-    raise ValueError(f'system {quoted(system.name)} has architecture '
-                     f'{quoted(system.architecture)}; parameters are fitted for {known}')
+def with_own_sets(start, *systems):  # Assumptions
+    "Assumptions to begin with, with parameter sets for the GPUs of each system."
+    measured = start.measured
+    if not isinstance(measured, Calibration): return start
+    for system in systems: measured = measured.with_own_sets(system)
+    return dataclasses.replace(start, measured=measured)
 
-def fit_entries(runs, y, start, free, system):  # (values, errors, at a bound, entries, sets)
+def fit_entries(runs, y, start, free, batches):  # (values, errors, at a bound, entries, sets)
     "The fit itself."
-    batches = [feasible(batch, start) for batch in batches_of(clean(runs), system)]
-    for batch in batches: check_generation(batch.system, start)
+    batches = [feasible(batch, start) for batch in batches]
     own = [assumptions_for(batch, start).measured for batch in batches]
     sets = {k.name: k for k in own}
     entries = entries_of(free, sets, len(runs))
@@ -334,7 +333,9 @@ def calibrate(
                          'a file that calibrate wrote')
     runs, y = checked_runs(measured, start, system)
     free = told_by(runs) if free is None else free
-    values, errors, bounds, entries, sets = fit_entries(runs, y, start, free, system)
+    batches = batches_of(clean(runs), system)
+    start = with_own_sets(start, *(batch.system for batch in batches))
+    values, errors, bounds, entries, sets = fit_entries(runs, y, start, free, batches)
     known = getattr(start.measured, 'sets', {})   # of a Calibration, which one set is not
     own = sets_with(sets, entries, values)
     others = {name: k for name, k in known.items() if name not in own}
@@ -533,7 +534,7 @@ def told_to_all(start, k, table):  # Calibration
     "What kernels told of one set, in all sets of its generation: they run on the same GPUs."
     if not isinstance(start, Calibration): return Calibration({k.name: k})
     values = dict(zip(table.parameter, table.value))
-    return Calibration({name: changed(own, values) if own.architecture == k.architecture else own
+    return Calibration({name: changed(own, values) if own.gpus == k.gpus else own
                         for name, own in start.sets.items()})
 
 # %% ../../nbs/91b_fits.ipynb #17d00026
@@ -547,6 +548,7 @@ def calibrate_kernels(
     system = as_system(system)
     start = as_assumptions(start)
     if start.measured is None: raise ValueError('start must be calibrated, or a calibrated file')
+    start = with_own_sets(start, system)
     k, tables = start.measured.of(system), []
     known = np.isfinite(kernel_seconds(df, system, k)) & measured_column(df, 'time_us').notna()
     if not known.any():
