@@ -1212,7 +1212,7 @@ def test_the_terminal(tmp_path):
                         ('panels search cell=8 n_gpus=2048', "cell='8' must be two sizes"),
                         ('panels layer task=bubble', "unknown experiment 'bubble'"),
                         ('panels search --model gpt3', "--model is of the layer panel, not of"),
-                        ('panels --system H100', "did you mean 'H100-80GB'")):
+                        ('panels --system H100-81GB', "did you mean 'H100-80GB'")):
         has(bad(*line.split()), words)
     (tmp_path / 'train.sh').write_text('pretrain_gpt.py --num-layers 8 --hidden-size 1024 '
                                        '--num-attention-heads 8 --seq-length 512 '
