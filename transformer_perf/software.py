@@ -207,9 +207,12 @@ def sets_of(calibration: Calibration, s: Software):  # Calibration
     for_all = {k.gpus: k for k in sets.values()}   # the last of a generation
     names = [*known_software(), *sorted(k.stack for k in sets.values()), 'any', s.name]
     for other in filter(None, (s.like, s.stack)): nearest(other, names, 'software to be like')
+    rewritten = _software_shipped().get(s.name, s) != s   # one's own, by a name that ships
     for on, k in for_all.items():
-        own = sets.get(f'{on}/{s.stack or s.name}') or _costs_like(sets, on, s) or k
-        found[f'{on}/{s.name}'] = dataclasses.replace(changed(own, s.known_on(on)), stack=s.name)
+        own = sets.get(f'{on}/{s.stack or s.name}')
+        if own is None or s.stack not in (None, s.name) or rewritten:   # none of it, or another's
+            own = changed(own or _costs_like(sets, on, s) or k, s.known_on(on))
+        found[f'{on}/{s.name}'] = dataclasses.replace(own, stack=s.name)
     return dataclasses.replace(calibration, sets=found)
 
 def _fitted_software(name, measured):  # Software, or None
