@@ -297,7 +297,7 @@ def test_what_graphs_take_from_the_host():
 @pytest.mark.parametrize('experts', [False, True])
 def test_what_the_host_takes_of_a_layer(graphs, own, routed, tp, experts):
     "All of it is waited for where kernels take no time; with as long ones, a power mean of both."
-    layouts = priced_estimate(case(MEASURED, tp=tp, cuda_graphs=graphs)[0])[0].layouts
+    layouts = priced_estimate(case(MEASURED, tp=tp, cuda_graphs=graphs)[0]).work.layouts
     host = (own + routed * experts) * (1 + .1 * math.log2(tp))
     for passes in (1., 2.):
         assert close(modules.host_wait(0., layouts, experts, passes), passes * host)
@@ -323,7 +323,7 @@ def test_a_step_by_hand(precision, changes, moved, stage):
 def test_what_does_not_train_is_cast_wherever_the_rest_is():
     "ZeRO-3 casts what it gathers in each pass: 2 bytes read and 1 written, of every weight alike."
     one, *_ = case(dp=8, zero_stage=3, precision='fp8', adapters='frozen:mlp')
-    layouts = priced_estimate(one)[0].layouts
+    layouts = priced_estimate(one).work.layouts
     kinds = dict(weights=2., routed=3., frozen=5., frozen_routed=7.)   # GB in 16 bits
     held = modules.Stored(**kinds, activations=0., recomputed=0.)
     for name, size in kinds.items():
@@ -343,8 +343,8 @@ def test_the_step_of_the_stage_with_most_weights():
         one, pricer, table = case(
             a, wide, pp=layout.count('|') + 1, dp=2, layout=layout, zero_stage=0)
         found[layout] = one
-    work = timeline.priced_estimate(found['Et*6|t*6|L'])
-    assert timeline.slowest_stage(*work[::2], work[3]).layers == 0
+    priced = timeline.priced_estimate(found['Et*6|t*6|L'])
+    assert timeline.slowest_stage(priced).layers == 0
     layer = table.weights_mem.sum()
     words, norm = 2e-9 * e * 64 * V, 4e-9 * e
     reduced, ends = (pricer.collective('allreduce', GB, Group(2, 2))
@@ -615,7 +615,7 @@ def test_a_layer_runs_again_when_the_loss_is_done(words, pp):
     rank = []
     for recompute in ('none', 'full'):
         one, _, table = case(MEASURED, model, tp=2, pp=pp, recompute=recompute)
-        rank.append(memory_on_ranks(priced_estimate(one)[0])[1].activations[-1])
+        rank.append(memory_on_ranks(priced_estimate(one).work)[1].activations[-1])
     layer = table.activation_buffer.sum() - 2e-9 * b * l / 2 * e   # all but its input
     logits = 1e-9 * COSTLY.logit_held * b * l * words / 2 + 4e-9 * b * l / 2 * e   # and inputs
     assert (logits > layer) == (words > 16)
@@ -626,7 +626,7 @@ def test_losses_that_wait_keep_their_softmax():
     "Of multi-token prediction and of GPipe all are known before the first gradient: 4 bytes each."
     def last_rank(model=MODEL, N=8, pp=2, **more):
         one, _, _ = case(MEASURED, model, batch=N * b, tp=2, pp=pp, **more)
-        work = priced_estimate(one)[0]
+        work = priced_estimate(one).work
         return memory_on_ranks(work)[1].activations[-1]   # beside what layers keep
     logits, own = 1e-9 * b * l * V / 2, 2e-9 * b * l / 2 * e   # a number of the stream each
     joined = 2 + 2 + 1   # of both streams, and their norms'; of another last norm
@@ -775,7 +775,7 @@ def test_models_with_words_and_without():
     block = ((gpt_block(e, h, f), depth),)
     job = lambda vocab: CountedJob(seq_len=l, embed_dim=e, blocks=block, depth=depth, vocab=vocab,
                             micro_batch=b, assumptions=TRAINED)
-    ends_of = lambda vocab: modules.prices_of(modules.count(job(vocab)), pricer)[1]
+    ends_of = lambda vocab: modules.prices_of(modules.count(job(vocab)), pricer).ends
     together = ends_of(np.array([0, V, 2 * V]))
     for i, vocab in enumerate((0, V, 2 * V)):
         for both, own in zip(together, ends_of(vocab)):
@@ -823,7 +823,8 @@ def test_no_stage_is_overlooked(layout, vocabulary):
     "The fullest and the slowest of all stages, one by one."
     a = dataclasses.replace(MEASURED, vocabulary=vocabulary)
     one, _, _ = case(a, tp=2, pp=4, layout=layout, nvlink_tp=2, nvlink_pp=1)
-    work, _, costs, ends = timeline.priced_estimate(one)
+    priced = timeline.priced_estimate(one)
+    work, costs, ends = priced.work, priced.layers, priced.ends
     stages = timeline.stages_in_order(work.pattern, 4, 1, '1f1b', layout)
     assert [sum(stage.layers) for stage in stages] == [x.count('t') for x in layout.split('|')]
     fullest = max((timeline.memory_at(work, stage) for stage in stages), key=sum)
@@ -831,10 +832,10 @@ def test_no_stage_is_overlooked(layout, vocabulary):
     layers, each = [sum(stage.layers) for stage in stages], costs.forward + costs.backward
     busy = [own * each + stage.first * ends[0] + stage.last * ends[1]
             for own, stage in zip(layers, stages)]
-    slowest = timeline.slowest_stage(work, costs, ends)
+    slowest = timeline.slowest_stage(priced)
     assert close(slowest.busy, max(busy)) and slowest.layers == layers[int(np.argmax(busy))]
     layers_of = lambda pace: pace.layers
-    stages = timeline.costs_of_unlike_stages(work, costs, ends, slowest)
+    stages = timeline.costs_of_unlike_stages(priced, slowest)
     assert timeline.longest_of(stages, layers_of) == max(layers)
 
 
@@ -845,7 +846,7 @@ def test_no_stage_is_overlooked(layout, vocabulary):
     ('Etttt|tt|ttt|L', [0, 3]), ('Ettt|t|tttt|t|tttt|tL', [0, 2, 5])])
 def test_stages_that_hold_no_more_than_an_earlier_one_are_not_asked_for(layout, ranks):
     one, _, _ = case(model=dataclasses.replace(MODEL, depth=layout.count('t')))
-    pattern = timeline.priced_estimate(one)[0].pattern
+    pattern = timeline.priced_estimate(one).work.pattern
     pipeline = pattern, layout.count('|') + 1, 1, '1f1b', layout
     assert [stage.rank for stage in timeline.distinct_stages(*pipeline)] == ranks
 
@@ -855,7 +856,7 @@ def test_the_longest_and_the_shortest_chunk(layout):
     "Over the mean of a rank's own: ranks take turns, chunk by chunk."
     chunks = [part.count('t') for part in layout.split('|')]
     one, _, _ = case(model=dataclasses.replace(MODEL, depth=sum(chunks)))
-    pattern = timeline.priced_estimate(one)[0].pattern
+    pattern = timeline.priced_estimate(one).work.pattern
     for p in (1, 2, 4):
         v = 4 // p
         for stage in timeline.stages_in_order(pattern, p, v, '1f1b', layout):
@@ -1316,8 +1317,8 @@ def test_the_largest_units_in_a_row(widths, number, pp, v, schedule):
     of = functools.partial(case, a, model, batch=16 * 8 * b, dp=8, pp=pp, virtual_stages=v,
                            schedule=schedule)
     one, _, _ = of(zero_stage=3)
-    work = priced_estimate(one)[0]
-    second = memory_on_ranks(priced_estimate(of(zero_stage=2)[0])[0])[0]   # gradients alone
+    work = priced_estimate(one).work
+    second = memory_on_ranks(priced_estimate(of(zero_stage=2)[0]).work)[0]   # gradients alone
     layer = lambda width: 2e-9 * (4 * e * e + 2 * e * width + 9 * e + width)   # norms, biases
     table, norm = 2e-9 * V * e, 2e-9 * 2 * e
     ranks = rows_of_ranks([table, *map(layer, WIDTHS[widths]), table], pp, v, schedule)
@@ -1339,7 +1340,7 @@ def test_of_two_tables_one_may_be_gathered(number, tables):
     model = dataclasses.replace(MODEL, depth=1, vocab=3 * V, tied_embeddings=False)
     a = dataclasses.replace(MEASURED, zero_gathered=number)
     one, _, layers = case(a, model, dp=8, zero_stage=3)
-    work = priced_estimate(one)[0]
+    work = priced_estimate(one).work
     layer, table, norm = layers.weights_mem.sum(), 2e-9 * 3 * V * e, 2e-9 * 2 * e
     whole = layer + 2 * table + norm
     held = min(whole, whole / 8 + tables * table + (number > 1) * layer)
@@ -1380,7 +1381,7 @@ def test_rows_priced_together_take_what_they_take_alone():
     kinds = [dataclasses.replace(gpt_block(e, h), ffn=MLP(width)) for width in (1024, 2048)]
     model = Model(l, e, h, depth, vocab=V, layers=tuple((kind, depth // 2) for kind in kinds))
     one, pricer, _ = case(PAPER, model, strategy='2d', tp=2, cp=2, panels=4)
-    work = priced_estimate(one)[0]
+    work = priced_estimate(one).work
     rows = [*(layer.rows for layer in work.kinds), *work.ends]
     assert len(rows) > 1 and any(len(own.late) for own in rows)
     for own, together in zip(rows, modules.priced_rows(rows, pricer), strict=True):
@@ -1448,7 +1449,7 @@ def test_what_a_stage_sends_hides_while_it_waits_for_slower_ones(monkeypatch):
     "A second of messages in each of 8 micro-batches; what it sends once does not hide."
     layout = Parallel(pp=2, dp=2, zero_stage=3, micro_batch=1)
     one = estimate('llama3.1_8B', layout, 'H100-80GB', 16, 'calibrated')
-    work, *_ = timeline.priced_estimate(one)
+    work = timeline.priced_estimate(one).work
     def second_each(work, stage, pricer): return 1. * work.layouts.micro_batches
     monkeypatch.setattr(timeline, 'reduction_time', second_each)
     def delay(waits): return float(timeline.reduction_delay(work, None, waits, None))

@@ -190,7 +190,7 @@ def test_no_placement_is_faster_than_its_bound():
     space, layers = fit.placeable, fit.layers
     i, j = execution.matching_rows(space.t['grouping'], space.places['grouping'])
     seconds, = execution.seconds_of(
-        *execution.candidate_costs(space.at(i, j), layers, i, j), q)
+        execution.priced_candidates(space.at(i, j), layers, i, j))
     bounds, = execution.lower_bounds(fit)
     assert len(i) > len(bounds) and (bounds[i] <= seconds).all()
     one, = np.flatnonzero((space.t['pp'] == 1) & (space.t['dp'] == 1) & (

@@ -264,7 +264,7 @@ def test_gradients_that_a_step_makes_anew(seq_len, knows):
     replaced = every['activations_GB'] + every['weights_GB'] * ('autocast' in knows)
     assert alone['gradients_GB'] == pytest.approx(max(every['gradients_GB'] - replaced, 0))
     assert (alone['gradients_GB'] > 0) == (seq_len == 16)
-    ranks = memory_on_ranks(priced_estimate(one(True, 4))[0])[0]   # as a timeline shows
+    ranks = memory_on_ranks(priced_estimate(one(True, 4)).work)[0]   # as a timeline shows
     assert ranks.total[0] == pytest.approx(alone['memory_GB'])
     for asked in (dict(batch=8), dict(batch=4, pp=2)):   # others go on while the first are there
         assert stats(True, **asked) == stats(False, **asked)

@@ -61,10 +61,9 @@ def close(a, b, rel=1e-12): return math.isclose(a, b, rel_tol=rel, abs_tol=1e-18
 
 def whole_cost(job, system):
     "Everything that a job costs, as one list of numbers."
-    pricer = pricer_of(system, job.assumptions)
-    work = count(job)
-    cost, ends = prices_of(work, pricer)
-    return [*cost, *ends, *iteration_times(work, pricer, cost, ends), *memory_of(work)]
+    priced = prices_of(count(job), pricer_of(system, job.assumptions))
+    times, memory = iteration_times(priced), memory_of(priced.work)
+    return [*priced.layers, *priced.ends, *times, *memory]
 
 
 points = st.lists(st.tuples(

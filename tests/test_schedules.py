@@ -302,11 +302,10 @@ def priced(preset, schedule, pp, batch, recompute, depth=8, **options):
 
 def by_order(one):  # (s, s)
     "What an estimate's passes take by its figures, and by its timeline."
-    work, pricer, costs, ends = timeline.priced_estimate(one)
-    times = timeline.iteration_times(work, pricer, costs, ends)
-    busy = (timeline.slowest_stage(work, costs, ends).busy
-            + timeline.micro_batch_overhead(work.layouts, times))
-    return work.layouts.micro_batches * busy + one.stats['bubble_s'], one.timeline.end_s.max()
+    priced = timeline.priced_estimate(one)
+    p, times = priced.work.layouts, timeline.iteration_times(priced)
+    busy = timeline.slowest_stage(priced).busy + timeline.micro_batch_overhead(p, times)
+    return p.micro_batches * busy + one.stats['bubble_s'], one.timeline.end_s.max()
 
 
 def is_its_timeline(one):
@@ -549,9 +548,9 @@ def test_too_many_passes_are_not_listed():
 def test_no_order_of_passes_is_faster_than_the_least(schedule):
     "Nor is it ever beyond reach: all that a rank computes is done in less than twice that."
     one = estimate(TINY, Parallel(pp=4, schedule=schedule), 'H100-80GB', 8, 'calibrated')
-    work, _, costs, ends = timeline.priced_estimate(one)
-    least = timeline.least_iteration_seconds(work, costs, ends, 1e-3)
-    assert .5 < least / timeline.play(work, costs, ends, 1e-3).end.max() < 1 + 1e-9
+    priced = timeline.priced_estimate(one)
+    least = timeline.least_iteration_seconds(priced, 1e-3)
+    assert .5 < least / timeline.play(priced, 1e-3).end.max() < 1 + 1e-9
 
 
 @pytest.mark.parametrize('schedule', ['zb-h1', 'dualpipe', 'dualpipe-v', '1f1b'])
@@ -559,11 +558,11 @@ def test_no_order_of_passes_is_faster_than_the_least(schedule):
 def test_an_end_of_the_model_is_waited_for(schedule, slow):
     "One that takes more than all else: its rank has it in every micro-batch, both ways together."
     one = estimate(TINY, Parallel(pp=4, schedule=schedule), 'H100-80GB', 8, 'calibrated')
-    work, _, costs, ends = timeline.priced_estimate(one)
-    seconds = [0 * end + (at == slow) for at, end in enumerate(ends)]
-    N, ranks = work.layouts.micro_batches, 2 if schedule == 'dualpipe' else 1
-    least = timeline.least_iteration_seconds(work, costs, seconds, 0.)
-    last = timeline.play(work, costs, seconds, 0.).end.max()
+    priced = timeline.priced_estimate(one)
+    priced = priced._replace(ends=[0 * end + (at == slow) for at, end in enumerate(priced.ends)])
+    N, ranks = priced.work.layouts.micro_batches, 2 if schedule == 'dualpipe' else 1
+    least = timeline.least_iteration_seconds(priced, 0.)
+    last = timeline.play(priced, 0.).end.max()
     assert N / ranks < least <= last * (1 + 1e-9)
 
 
@@ -573,9 +572,9 @@ def test_one_micro_batch_takes_no_longer_than_its_path(schedule, depth):
     "Forth through all ranks and back: the last of them has waited for all that the others do."
     model = dataclasses.replace(TINY, depth=depth)
     one = estimate(model, Parallel(pp=4, schedule=schedule), 'H100-80GB', 1, 'calibrated')
-    work, _, costs, ends = timeline.priced_estimate(one)
-    least = timeline.least_iteration_seconds(work, costs, ends, 1e-3)
-    assert least == pytest.approx(timeline.play(work, costs, ends, 1e-3).end.max(), rel=1e-9)
+    priced = timeline.priced_estimate(one)
+    least = timeline.least_iteration_seconds(priced, 1e-3)
+    assert least == pytest.approx(timeline.play(priced, 1e-3).end.max(), rel=1e-9)
 
 
 @pytest.mark.parametrize('layout', [dict(pp=4), dict(pp=2, virtual_stages=2)])

@@ -235,13 +235,13 @@ def test_no_order_of_passes_is_faster_than_its_bound(seed):
     case = Case(seed, UNEQUAL, uneven=True)
     if not (found := case.table()): return
     about = case.model, case.system, case.batch, case.assumed.on(case.system)
-    work, pricer, costs, ends = counted_and_priced(found, *about)
-    played = exact_figures_of_each(work, pricer, costs, ends)['iteration_s']
-    bound = iteration_times(work, pricer, costs, ends, bubble_of=least_bubble).total
+    priced = counted_and_priced(found, *about)
+    played = exact_figures_of_each(priced)['iteration_s']
+    bound = iteration_times(priced, bubble_of=least_bubble).total
     assert np.all(bound <= played * (1 + 1e-12))
     alike = (found['schedule'] == '1f1b') & (case.model.depth % (
         found['pp'] * found['virtual_stages']) == 0) & (len(case.model.blocks) == 1)
-    if not (np.any(ends[0]) or np.any(ends[1])):
+    if not any(map(np.any, priced.ends)):
         np.testing.assert_allclose((bound / played)[alike], 1, rtol=1e-12)
 
 
@@ -256,8 +256,8 @@ def test_the_bound_is_met_where_one_stage_is_the_slowest(schedule, v, pp):
     p = Parallel(pp=pp, virtual_stages=v, schedule=schedule)
     told = dataclasses.replace(as_assumptions('paper'), vocabulary=True, uneven_stages=True)
     one = estimate(model, p, 'H100-80GB', 32, told)
-    work, pricer, costs, ends = priced_estimate(one)
-    bound = iteration_times(work, pricer, costs, ends, bubble_of=least_bubble).total
+    priced = priced_estimate(one)
+    bound = iteration_times(priced, bubble_of=least_bubble).total
     assert math.isclose(bound, one.stats['iteration_s'], rel_tol=1e-12)
 
 

@@ -257,8 +257,9 @@ def test_messages_saved_by_hand():
 
 def shown_by_stage(one):  # list of (s of all passes, s of messages that show)
     "Those of each stage of a pipeline, one by one."
-    work, pricer, costs, ends = timeline.priced_estimate(one)
-    paces = [timeline.stage_cost(work, costs, load) for load in timeline.loads_of(work, ends)]
+    priced = timeline.priced_estimate(one)
+    work, pricer = priced.work, priced.pricer
+    paces = [timeline.stage_cost(priced, load) for load in timeline.loads_of(priced)]
     return [(work.layouts.micro_batches * pace.busy, timeline.reduction_time(work, pace, pricer))
             for pace in paces]
 
@@ -274,11 +275,11 @@ def test_messages_of_the_stage_that_shows_most():
 def test_the_step_of_the_stage_that_takes_longest():
     "Dense layers have more weights on a GPU than 4 of 256 experts, but more GPUs share them out."
     one = estimate('deepseek_v3', Parallel(pp=8, dp=64, ep=64), 'H100-80GB', 2048)
-    work, pricer, costs, ends = timeline.priced_estimate(one)
+    priced = timeline.priced_estimate(one)
     dense, *others = (
-        timeline.update_time(work, timeline.stage_cost(work, costs, load), pricer)
-        for load in timeline.loads_of(work, ends))
-    p, pace = work.layouts, timeline.slowest_stage(work, costs, ends)
+        timeline.update_time(priced.work, timeline.stage_cost(priced, load), priced.pricer)
+        for load in timeline.loads_of(priced))
+    p, pace = priced.work.layouts, timeline.slowest_stage(priced)
     host, N = timeline.host_seconds_of_micro_batch(p), p.micro_batches
     waits = N * (pace.layers * pace.cost.wait + host)
     waits += timeline.straggling(p) * (N * (pace.busy + host) + one.stats['pp_comm_s'])
@@ -384,7 +385,7 @@ def test_nothing_hides_gradients_of_pytorch_after_a_chunk_s_last_backward_pass(v
         [pricer.collective(kind, GB, group) for GB in sizes] for kind, sizes in
         {'allgather': (layer, words + 2e-9 * 8192),
          'reducescatter': (2 * layer, 2 * (words + 2e-9 * 8192))}.items())
-    forward, backward = timeline.priced_estimate(one)[2][:2]
+    forward, backward = timeline.priced_estimate(one).layers[:2]
     shown = lambda t, layer, whole: t * whole + (20 - whole) * (
         max(t - layer, 0) + a.costs.unit_exposed * min(t, layer))
     expected = shown(gather[0], forward, 1) + gather[1]

@@ -29,8 +29,8 @@ from transformer_perf.estimates import (
 from .kernels import pricer_of
 from .blocks import STRATEGIES, Layouts
 from .modules import (
-    LayerCost, Workload, copies_overlap, costs_at_places, count, expert_rules, fields_at,
-    halves_of, in_layouts, leaves_rows, reduces_each, sharing_rules)
+    LayerCost, PricedWork, Workload, copies_overlap, costs_at_places, count, expert_rules,
+    fields_at, halves_of, in_layouts, leaves_rows, reduces_each, sharing_rules)
 from .timeline import (
     COMPONENTS, FIGURES, GROUPS, PLACES, adapters_of, exact_figures_of_each, exact_table,
     host_has_room, iteration_times, job_of, layouts_of, least_bubble, memories_played,
@@ -567,11 +567,9 @@ def ranked_by(seconds, t, q: Question):  # s, as `seconds`
     "What candidates of so many seconds are ranked by."
     return likely(seconds, _untested(t, q), q.model, q.assumptions)
 
-def seconds_of(work: Workload, cost, ends, q: Question, messages=True):  # s, [variant, row]
-    "The iteration times of layouts whose layers are priced; where chunks are unlike, at least."
-    pricer = pricer_of(q.system, q.assumptions)
-    return np.atleast_2d(
-        iteration_times(work, pricer, cost, ends, messages, least_bubble).total)
+def seconds_of(priced: PricedWork, messages=True):  # s, [variant, row]
+    "The iteration times of layouts; where chunks are unlike, at least."
+    return np.atleast_2d(iteration_times(priced, messages, least_bubble).total)
 
 def lower_bounds(f: Fitting):  # s, [variant, configuration]
     "No placement of a configuration is ranked ahead of this."
@@ -583,12 +581,12 @@ def lower_bounds(f: Fitting):  # s, [variant, configuration]
     cost = LayerCost(*map(best_placed, layers.cost))
     ends = tuple(map(best_placed, layers.ends))
     which = np.searchsorted(rows[start], layers.priced_layer)   # of each configuration
-    t = space.t | {'nvlink_pp': space.t['pp']}
+    t, pricer = space.t | {'nvlink_pp': space.t['pp']}, pricer_of(q.system, q.assumptions)
     def seconds_unplaced(some):
         own = which[some]
         work = layers.work(keep(t, some), some, q)
-        ends_of_some = tuple(x[..., own] for x in ends)
-        return seconds_of(work, fields_at(cost, own), ends_of_some, q, messages=False)
+        priced = PricedWork(work, pricer, fields_at(cost, own), fields_at(ends, own))
+        return seconds_of(priced, messages=False)
     block_of = np.arange(len(which)) * variant_count(q.system) // ROWS_AT_A_TIME
     found = [seconds_unplaced(block) for block in split_by_label(block_of)]
     at_best = t | {'nvlink_tp': t['tp']}   # in one domain
@@ -596,14 +594,14 @@ def lower_bounds(f: Fitting):  # s, [variant, configuration]
     return layers.of_each(seconds.astype(np.float32) * np.float32(1 - 1e-6))
 
 # %% ../nbs/88a_search.ipynb #903ae171
-def candidate_costs(t, layers: Layers, i, j):  # (Workload, LayerCost, ends)
+def priced_candidates(t, layers: Layers, i, j):  # PricedWork
     "What candidates ask and take; t: the rows of configurations i at placements j."
     q = layers.priced
+    pricer = pricer_of(q.system, q.assumptions)
     column = layers.column[layers.priced_layer[i], layers.placement[j]]
     work = layers.work(t, i, q)
-    cost = fields_at(layers.cost, column)
-    cost = in_layouts(cost, work, pricer_of(q.system, q.assumptions))
-    return work, cost, fields_at(layers.ends, column)
+    cost = in_layouts(fields_at(layers.cost, column), work, pricer)
+    return PricedWork(work, pricer, cost, fields_at(layers.ends, column))
 
 # %% ../nbs/88a_search.ipynb #6a4c89d4
 class FastestCandidates:
@@ -641,7 +639,7 @@ def best_of_some(f: Fitting, some, k):  # FastestCandidates
         i, j = matching_rows(space.t['grouping'][block], space.places['grouping'])
         i = block[i]
         t = space.at(i, j)
-        seconds = seconds_of(*candidate_costs(t, layers, i, j), layers.priced)
+        seconds = seconds_of(priced_candidates(t, layers, i, j))
         ranked = layers.of_each(ranked_by(seconds, t, layers.priced))
         ranked = np.where(f.fits[:, i], ranked, np.inf)
         for own in filter(len, split_by_label(n[i])):   # those of one number of GPUs
@@ -700,10 +698,10 @@ def figures_found(f: Fitting, variant, i, j):  # dict of columns
     "Every figure of what a search found; schedules are played where no formula holds."
     q, layers = f.question, f.layers
     if layers.of_variant is not None: return _figures_anew(f, variant, i, j)
-    work, costs, ends = candidate_costs(f.placeable.at(i, j), layers, i, j)
-    if counts_places(q.model, work.layouts):   # layers were counted unplaced
+    priced = priced_candidates(f.placeable.at(i, j), layers, i, j)
+    if counts_places(q.model, priced.work.layouts):   # layers were counted unplaced
         return _figures_anew(f, variant, i, j)
-    return exact_figures_of_each(work, pricer_of(q.system, q.assumptions), costs, ends)
+    return exact_figures_of_each(priced)
 
 def counts_places(model, layouts):
     "Whether what layers count depends on which GPUs share an NVLink domain."

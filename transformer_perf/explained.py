@@ -23,7 +23,8 @@ from transformer_perf.parameters import interval, untested_longer
 from transformer_perf.kernels import pricer_of
 from transformer_perf.blocks import CountedJob, ends_in_16_bits, kinds_among
 from transformer_perf.modules import (
-    LayerCost, Workload, as_name, count, count_operations, prices_of, seconds_of_ends, summed_layer)
+    LayerCost, PricedWork, Workload, as_name, count, count_operations, prices_of,
+    seconds_of_ends, summed_layer)
 from transformer_perf.timeline import (
     MEMORY_PARTS, TIMES, Memory, PipelineStage, Times, all_figures, fullness, idle_when_played,
     iteration_times, job_of, memory_at, memory_of, memory_on_ranks, memory_that_stays,
@@ -116,12 +117,12 @@ def is_played(one, times: Times):  # bool
 
 def _played_of(one):  # Played
     "What was played for an estimate."
-    work, pricer, costs, ends = priced_estimate(one)
-    p = work.layouts
-    times = iteration_times(work, pricer, costs, ends)
+    priced = priced_estimate(one)
+    work, p = priced.work, priced.work.layouts
+    times = iteration_times(priced)
     found = Played()
     if is_played(one, times):
-        chunks = pass_times(work, costs, ends, micro_batch_overhead(p, times))
+        chunks = pass_times(priced, micro_batch_overhead(p, times))
         seconds = time_played(p.schedule, p.pp, p.virtual_stages, p.micro_batches, *chunks)
         found = Played(float(seconds))
     if p.pp == 1 or stages_alike(work): return found
@@ -130,16 +131,16 @@ def _played_of(one):  # Played
     saved = full.activations - stay.activations
     return found._replace(stage=own_stages(work)[rank], saved=float(saved[rank]))
 
-def _told_times(work: Workload, costs, pricer, ends, played: Played):  # Times
+def _told_times(priced: PricedWork, played: Played):  # Times
     "The parts of an iteration."
-    if played.seconds is None: return iteration_times(work, pricer, costs, ends)
-    def bubble_of(work, costs, pace, more, ends):   # as `bubble_time`
-        p = work.layouts
+    if played.seconds is None: return iteration_times(priced)
+    def bubble_of(priced, pace, more):   # as `bubble_time`
+        p = priced.work.layouts
         more = named(more, 'more', 's')
         run = depending(played.seconds, 'played', pace, more, p.micro_batches, p.pp,
                         p.virtual_stages, unit='s', of=time_played)
         return idle_when_played(p, pace, more, run)
-    return iteration_times(work, pricer, costs, ends, bubble_of=bubble_of)
+    return iteration_times(priced, bubble_of=bubble_of)
 
 def _told_memory(work: Workload, played: Played):  # Memory
     "What the fullest rank holds."
@@ -168,14 +169,14 @@ def figures_told(one):  # dict: column -> Quantity
         ends=ends, stored=by_name(work.stored, 'GB'), beside=by_name(work.beside, 'GB'),
         weights=by_name(work.weights, 'GB', 'end_'), frozen=by_name(work.frozen, 'GB', 'end_'),
         matrices=by_name(work.matrices, before='matrix_'))
-    costs, (first, last) = prices_of(work, pricer)
-    costs = layers_by_name(costs)
-    ends = (named(first, 'first_end', 's', seconds_of_ends),
-            named(last, 'last_end', 's', seconds_of_ends))
-    times = _told_times(work, costs, pricer, ends, played)
+    priced = prices_of(work, pricer)
+    ends = [named(seconds, name, 's', seconds_of_ends)
+            for name, seconds in zip(('first_end', 'last_end'), priced.ends)]
+    priced = priced._replace(layers=layers_by_name(priced.layers), ends=ends)
+    times = _told_times(priced, played)
     times = Times(*map(_figure_told, TIMES, times, repeat(iteration_times)))
     memory = Memory(*map(_figure_told, MEMORY_PARTS, _told_memory(work, played), repeat(memory_at)))
-    found = all_figures(work, costs, ends, times, memory, pricer.system)
+    found = all_figures(priced, times, memory)
     for name in ('mfu', 'hfu'): found[name] = _figure_told(name, found[name], utilization)
     if 'likely_s' in one.stats:
         others = interval, 'of such predictions over measured runs'

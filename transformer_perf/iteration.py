@@ -730,15 +730,15 @@ def tuned_and_plain(one: Estimate, layout='the same'):  # str
 
 def how_priced(one: Estimate):  # str
     "Whether the schedule was played, where stages differ."
-    played = is_played(one, iteration_times(*priced_estimate(one)))
+    played = is_played(one, iteration_times(priced_estimate(one)))
     return 'Stages differ: the schedule was played.' if played else ''
 
 # %% ../nbs/87a_estimate.ipynb #7b8c3169
 def played_estimate(one: Estimate):  # (Workload, Timeline)
     "An estimate's schedule, played."
-    work, pricer, costs, ends = priced_estimate(one)
-    times = iteration_times(work, pricer, costs, ends)
-    return work, play(work, costs, ends, micro_batch_overhead(work.layouts, times))
+    priced = priced_estimate(one)
+    work, times = priced.work, iteration_times(priced)
+    return work, play(priced, micro_batch_overhead(work.layouts, times))
 
 def timeline_of(one: Estimate):  # DataFrame
     "Every pass of every rank, until gradients are reduced: a row each."
@@ -829,14 +829,14 @@ def possible_places(p: Parallel, system: System, a: Assumptions):  # table
     return one | places
 
 # %% ../nbs/87a_estimate.ipynb #36e897b3
-def fastest_place(t, asked):  # (dict: place -> GPUs, what `exact_figures` takes of it)
+def fastest_place(t, asked):  # (dict: place -> GPUs, PricedWork of it, Times)
     "Of several placements the one with the shortest iteration."
-    work, pricer, costs, ends = counted_and_priced(t, *asked)
-    times = iteration_times(work, pricer, costs, ends)
+    priced = counted_and_priced(t, *asked)
+    times = iteration_times(priced)
     best = int(np.argmin(np.broadcast_to(times.total, rows_of_table(t))))
     place = {name: int(t[name][best]) for name in PLACES}
-    one = work.at(best, work.layouts._replace(**place))
-    return place, (one, pricer, *(fields_at(parts, best) for parts in (costs, ends, times)))
+    one = priced.at(best, priced.work.layouts._replace(**place))
+    return place, one, fields_at(times, best)
 
 # %% ../nbs/87a_estimate.ipynb #36e897b4
 def interval_of(found, p: Parallel, model, system, a: Assumptions):  # dict
@@ -864,9 +864,9 @@ def estimate(
     if own: a = with_fields(a, **own)
     a = a.on(system)
     asked = (model, system, global_batch, a)
-    place, known = fastest_place(possible_places(p, system, a), asked)
+    place, priced, times = fastest_place(possible_places(p, system, a), asked)
     placed = with_fields(p, **place)
-    found = exact_figures(*known)
+    found = exact_figures(priced, times)
     found |= interval_of(found, placed, model, system, a)
     return Estimate(model, placed, system, global_batch, a,
                     {name: float(x) for name, x in found.items()})

@@ -80,12 +80,11 @@ def with_documents(one: Estimate, documents):  # Estimate
 def pass_seconds(one: Estimate, L=None):  # (forward s, backward s)
     "What a micro-batch takes on the stage that sets the pace; if all documents had L tokens."
     priced = priced_estimate(one) if L is None else _priced_at_length(one, L)
-    work, _, costs, ends = priced
-    pace = slowest_stage(work, costs, ends)
+    pace = slowest_stage(priced)
     return (float(pace.layers * pace.cost.forward + pace.load.ends / 3),
             float(pace.layers * pace.cost.backward + 2 * pace.load.ends / 3))
 
-def _priced_at_length(one: Estimate, L):  # as `counted_and_priced`
+def _priced_at_length(one: Estimate, L):  # PricedWork
     "The configuration if all documents had L tokens: no more is counted than those need."
     model = replace(one.model, documents=Lengths((L,), (1,)))
     return counted_and_priced(vars(one.parallel), model, one.system, one.global_batch,
@@ -125,10 +124,10 @@ def seconds_by_length(one: Estimate, priced):  # function: what a token counts a
 def _shown_by_length(one: Estimate, priced):  # function: what a token counts as -> s
     """What an iteration of such samples shows of weights and gradients that are sent in each
     micro-batch; `priced`: as `lengths_counted` has them. What is sent once hides as in the mean."""
-    p = priced_estimate(one)[0].layouts
+    p = priced_estimate(one).work.layouts
     if not sends_often(p): return np.zeros_like
     lengths, counted = priced
-    shown = [float(iteration_times(*_priced_at_length(one, L)).dp_comm) for L in lengths]
+    shown = [float(iteration_times(_priced_at_length(one, L)).dp_comm) for L in lengths]
     return lambda length: np.interp(length, counted, shown)
 
 # %% ../nbs/85b_packing.ipynb #6ad267c0

@@ -42,8 +42,8 @@ from .estimates import (
 from .kernels import pricer_of
 from .blocks import STRATEGIES, CountedJob, Layouts, expert_copies
 from .modules import (
-    LayerCost, Matrices, Stored, UnitWeights, Workload, count, data_parallel_time, ends_GB,
-    fields_at, full_share, gathers_again, gradient_held, if_any, micro_batches_of_stage,
+    LayerCost, Matrices, PricedWork, Stored, UnitWeights, Workload, count, data_parallel_time,
+    ends_GB, fields_at, full_share, gathers_again, gradient_held, if_any, micro_batches_of_stage,
     over_host_link, pipeline_time, prices_of, reduces_often, sends_often, sharing_group,
     stages_held, stays_gathered)
 
@@ -495,22 +495,23 @@ class StageCost(NamedTuple):
         "What a micro-batch keeps the stage busy for."
         return self.layers * (self.cost.forward + self.cost.backward) + self.load.ends
 
-def stage_cost(work: Workload, costs, load: Load):  # StageCost
+def stage_cost(priced: PricedWork, load: Load):  # StageCost
     "What a stage takes."
+    work = priced.work
     of = lambda parts: mean_layer(parts, load.layers)
-    return StageCost(load, sum(load.layers), of(costs), of(work.stored),
+    return StageCost(load, sum(load.layers), of(priced.layers), of(work.stored),
                      _mean_matrices(work, load.layers))
 
-def slowest_stage(work: Workload, costs, ends):  # StageCost
+def slowest_stage(priced: PricedWork):  # StageCost
     "The stage that sets the pace."
-    seconds = of_each_kind(work, costs.forward + costs.backward)
+    seconds = of_each_kind(priced.work, priced.layers.forward + priced.layers.backward)
     busy = lambda load: _summed_over_kinds(load.layers, seconds) + load.ends
-    return stage_cost(work, costs, _with_most(busy, loads_of(work, ends)))
+    return stage_cost(priced, _with_most(busy, loads_of(priced)))
 
-def costs_of_unlike_stages(work: Workload, costs, ends, pace: StageCost):  # list of StageCost
+def costs_of_unlike_stages(priced: PricedWork, pace: StageCost):  # list of StageCost
     "What each stage that differs takes; `pace`: the slowest, in place of all that are alike."
-    if stages_alike(work): return [pace]
-    return [stage_cost(work, costs, load) for load in loads_of(work, ends)]
+    if stages_alike(priced.work): return [pace]
+    return [stage_cost(priced, load) for load in loads_of(priced)]
 
 def _where_in_fields(flag, one, other):
     "`where` of numbers, and of all fields of tuples."
@@ -533,15 +534,15 @@ def longest_of(stages, seconds):  # s
     "The most seconds that something takes on a stage."
     return _with_most(lambda found: found, map(seconds, stages))
 
-def loads_of(work: Workload, ends):  # list of Load
+def loads_of(priced: PricedWork):  # list of Load
     "What each of the stages that differ works on."
-    return [Load(stage.layers, _time_of_ends(work, stage, ends)) for stage in stages_of(work)]
+    return [Load(stage.layers, _time_of_ends(priced, stage)) for stage in stages_of(priced.work)]
 
-def _time_of_ends(work: Workload, stage: PipelineStage, ends):  # s
+def _time_of_ends(priced: PricedWork, stage: PipelineStage):  # s
     "What a stage takes for the ends of the model that it has."
     both = stage.first == stage.last   # then two ranks share the ends
-    own = stage.first * ends[0] + stage.last * ends[1]
-    return own / where(both, stages_held(work.layouts), 1)
+    own = stage.first * priced.ends[0] + stage.last * priced.ends[1]
+    return own / where(both, stages_held(priced.work.layouts), 1)
 
 def _summed_over_kinds(layers, each):
     "A figure of so many layers of each kind; `each`: of one layer of each."
@@ -554,14 +555,15 @@ def _mean_matrices(work: Workload, layers):  # Matrices
 
 # %% ../nbs/87_timeline.ipynb #83c55b7e
 @told('bubble')
-def bubble_time(work: Workload, costs, pace, more, ends):  # s
+def bubble_time(priced: PricedWork, pace, more):  # s
     "What a stage idles; `pace`: s of the slowest; `more`: of a micro-batch besides its layers."
-    p = work.layouts
-    mean = mean_layer(costs, work.number)
+    work, p = priced.work, priced.work.layouts
+    mean = mean_layer(priced.layers, work.number)
     L = sum(work.number) / p.pp
     F, W, B = names('s', F=L * mean.forward + more / 2, W=L * mean.late,
                     B=L * (mean.backward - mean.late) + more / 2)
-    rest = L * (mean.forward + mean.backward) + sum(ends) - pace   # what the others take besides
+    whole = L * (mean.forward + mean.backward) + sum(priced.ends)
+    rest = whole - pace   # what the others take besides
     sizes = p.pp, p.virtual_stages, p.micro_batches
     idle = own_figure(p.schedule, lambda s: s.idle(*sizes, F, B, W))
     idle, rest = names('s', idle=idle, rest=rest)
@@ -584,10 +586,11 @@ def _ranks_that_wait(pattern, p, v, schedule, layout=None):  # list of tuples
         found.append((*own, *met.tolist(), rank))
     return found
 
-def least_iteration_seconds(work: Workload, costs, ends, more):  # s
+def least_iteration_seconds(priced: PricedWork, more):  # s
     """What no order of passes is faster than: a rank waits for the first micro-batch, has its own
     work, and the last gradient goes back through the ranks before it; gradients of weights that
     are steps of their own may be left until then."""
+    work, _, costs, ends = priced
     p = work.layouts
     *figures, rank = np.moveaxis(of_each_pipeline(work, _ranks_that_wait), 0, -1)
     own, met = np.split(np.array(figures), 2)   # each: layers of each kind, both ends
@@ -603,11 +606,11 @@ def least_iteration_seconds(work: Workload, costs, ends, more):  # s
     found = of_ranks(p.micro_batches) * busy + before + rank * of_ranks(step)
     return found.max(axis=-1)
 
-def least_bubble(work: Workload, costs, pace, more, ends):  # s
+def least_bubble(priced: PricedWork, pace, more):  # s
     "As `bubble_time`; where chunks are unlike, the least that the slowest stage can idle."
-    if _chunks_alike(work, ends): return bubble_time(work, costs, pace, more, ends)
-    least = least_iteration_seconds(work, costs, ends, more)
-    return np.maximum(least - work.layouts.micro_batches * (pace + more), 0.)
+    if _chunks_alike(priced): return bubble_time(priced, pace, more)
+    least = least_iteration_seconds(priced, more)
+    return np.maximum(least - priced.work.layouts.micro_batches * (pace + more), 0.)
 
 # %% ../nbs/87_timeline.ipynb #c1956c27
 def reduction_delay(work: Workload, stage: StageCost, waits, pricer):  # s
@@ -624,25 +627,22 @@ def host_seconds_of_micro_batch(p: Layouts):  # s
     return p.costs.host_micro_batch * launched(p.cuda_graphs, 2)
 
 def iteration_times(
-    work: Workload,
-    pricer,
-    costs,              # LayerCost, of each kind of layer where there are several
-    ends,               # s of the first and the last stage beside their layers, of one micro-batch
+    priced: PricedWork,
     messages=True,      # between stages and between copies; without, a lower bound
     bubble_of=bubble_time,   # as `bubble_time`
 ):  # Times
     "Layers, micro-batches, stages and copies add up to an iteration."
-    pace = slowest_stage(work, costs, ends)
+    work, pricer, pace = priced.work, priced.pricer, slowest_stage(priced)
     p = work.layouts
     cost, L, N = pace.cost, pace.layers, p.micro_batches
     sent = sent_between_stages(work, pricer) if messages else 0.
     host = host_seconds_of_micro_batch(p)
     more = host + sent
-    bubble = bubble_of(work, costs, pace.busy, more, ends)
-    stages = costs_of_unlike_stages(work, costs, ends, pace) if messages else [pace]
+    bubble = bubble_of(priced, pace.busy, more)
+    stages = costs_of_unlike_stages(priced, pace) if messages else [pace]
     def delay(stage):
         if not any_of(sends_often(p)): return reduction_time(work, stage, pricer)
-        alone = bubble_time(work, costs, stage.busy, more, ends)   # were no other stage slower
+        alone = bubble_time(priced, stage.busy, more)   # were no other stage slower
         waits = np.maximum(N * (pace.busy - stage.busy) + bubble - alone, 0.)
         return reduction_delay(work, stage, waits, pricer)
     reduced = longest_of(stages, delay) if messages else 0.
@@ -999,14 +999,13 @@ def figures(times: Times, memory: Memory, TFLOP):  # dict of columns
             **dict(zip(MEMORY_PARTS, memory)), 'TFLOP_per_gpu': TFLOP}
 
 # %% ../nbs/87_timeline.ipynb #8559f3ba
-def counted_and_priced(t, model, system, global_batch, assumptions):
-    "The rows of a table: (Workload, pricer, LayerCost, s of both ends)."
+def counted_and_priced(t, model, system, global_batch, assumptions):  # PricedWork
+    "The rows of a table."
     return at_prices(count(job_of(t, model, system, global_batch, assumptions)), system)
 
-def at_prices(work: Workload, system):  # as `counted_and_priced`
+def at_prices(work: Workload, system):  # PricedWork
     "What was counted, at the prices of its assumptions."
-    pricer = pricer_of(system, work.layouts.assumptions)
-    return work, pricer, *prices_of(work, pricer)
+    return prices_of(work, pricer_of(system, work.layouts.assumptions))
 
 def utilization(work: Workload, system, seconds):  # dict of columns
     "Model FLOP and executed FLOP, and their shares of what matrix units could do (dense, 16 bits)."
@@ -1022,26 +1021,25 @@ def utilization(work: Workload, system, seconds):  # dict of columns
 FIGURES = ('samples_per_s', 'iteration_s', 'memory_GB', *TIMES, *MEMORY_PARTS, 'TFLOP_per_gpu',
            'memory_bound_GB', 'model_TFLOP_per_gpu', 'executed_TFLOP_per_gpu', 'mfu', 'hfu')
 
-def all_figures(work: Workload, costs, ends, times: Times, memory: Memory, system):
-    "Every figure, from times and memory: a dict of columns."
-    pace, p = slowest_stage(work, costs, ends), work.layouts
+def all_figures(priced: PricedWork, times: Times, memory: Memory):  # dict of columns
+    "Every figure, from times and memory."
+    work, p, pace = priced.work, priced.work.layouts, slowest_stage(priced)
     TFLOP = pace.cost.flops * pace.layers * p.micro_batches
     samples = p.micro_batches * p.micro_batch * p.dp
     host = {'host_GB': _host_of(work)} if offloads(p.offload) else {}
     return {'samples_per_s': samples / times.total, **figures(times, memory, TFLOP),
             'memory_bound_GB': memory_bound(p, memory),
-            **utilization(work, system, times.total), **host}
+            **utilization(work, priced.pricer.system, times.total), **host}
 
 def seconds_and_GB(t, *asked):  # (s of an iteration, GB that must fit) of every row
     "What decides between the rows of a table of configurations."
-    known = counted_and_priced(t, *asked)
-    return iteration_times(*known).total, memory_needed(known[0])
+    priced = counted_and_priced(t, *asked)
+    return iteration_times(priced).total, memory_needed(priced.work)
 
 def statistics(t, model, system, global_batch, assumptions):  # dict of columns
     "Every figure of every row of a table of configurations, by formula."
-    work, pricer, costs, ends = counted_and_priced(t, model, system, global_batch, assumptions)
-    times = iteration_times(work, pricer, costs, ends)
-    return all_figures(work, costs, ends, times, memory_of(work), pricer.system)
+    priced = counted_and_priced(t, model, system, global_batch, assumptions)
+    return all_figures(priced, iteration_times(priced), memory_of(priced.work))
 
 # %% ../nbs/87_timeline.ipynb #5c0ed002
 def _stages_asked(work: Workload):  # arguments of `stages_in_order`
@@ -1096,11 +1094,12 @@ def _saved_on_chunks(work: Workload):  # array [chunk, ...]
 
 # %% ../nbs/87_timeline.ipynb #5c0ed003
 def pass_times(
-    work: Workload, costs, ends,   # of one configuration
-    more,                          # s of a micro-batch on every rank, besides layers and ends
+    priced: PricedWork,   # of one configuration
+    more,                 # s of a micro-batch on every rank, besides layers and ends
 ):  # F, B, W: s, [chunk, ...]
     "What each pass of each chunk takes."
-    third = [end / 3 for end in ends]
+    work, costs = priced.work, priced.layers
+    third = [end / 3 for end in priced.ends]
     own = more / 2 / work.layouts.virtual_stages
     def of_pass(of_layers, of_chunk): return [*of_each_kind(work, of_layers), *third, of_chunk]
     F, B, W = costs.forward, costs.backward - costs.late, costs.late
@@ -1111,39 +1110,40 @@ def passes_in(p: Layouts):
     "How many passes a schedule has."
     return 2 * p.micro_batches * p.pp * p.virtual_stages
 
-def play(work: Workload, costs, ends, more):  # Timeline
-    "A configuration's schedule, pass by pass."
-    p = work.layouts
+def play(priced: PricedWork, more):  # Timeline
+    "A configuration's schedule, pass by pass; `more` as in `pass_times`."
+    p = priced.work.layouts
     if passes_in(p) > MOST_PLAYED:
         raise ValueError(f'{passes_in(p)} passes are more than {MOST_PLAYED}: too many to play')
     return played(p.schedule, p.pp, p.virtual_stages, p.micro_batches,
-                  *pass_times(work, costs, ends, more))
+                  *pass_times(priced, more))
 
 # %% ../nbs/87_timeline.ipynb #5c0ed006
 def micro_batch_overhead(p: Layouts, times: Times):  # s
     "What a micro-batch takes on every rank besides layers and ends."
     return host_seconds_of_micro_batch(p) + times.pp_comm / p.micro_batches
 
-def _chunks_alike(work: Workload, ends):
-    "Whether all chunks of each configuration are alike, as one sees without pricing them."
-    return np.all(work.layouts.pp == 1) or stages_alike(work) and not any(map(np.any, ends))
+def _chunks_alike(priced: PricedWork):
+    "Whether all chunks of each configuration take the same: no end of the model takes any time."
+    if np.all(priced.work.layouts.pp == 1): return True
+    return stages_alike(priced.work) and not any(map(np.any, priced.ends))
 
 ORDER = ('schedule', 'pp', 'virtual_stages', 'micro_batches')   # what the passes follow
 
-def _grouped_by_order(work: Workload, number):  # yields (Workload of some layouts, which they are)
+def _grouped_by_order(p: Layouts, number):  # yields (some of them, which they are)
     "Layouts by the order of their passes; in each group the fields of `ORDER` are plain values."
-    p, found = work.layouts, {}
+    found = {}
     columns = (np.broadcast_to(getattr(p, name), number).tolist() for name in ORDER)
     for i, order in enumerate(zip(*columns)): found.setdefault(order, []).append(i)
     for order, rows in found.items():
         rows = np.array(rows)
-        yield work.at(rows, p.at(rows)._replace(**dict(zip(ORDER, order)))), rows
+        yield p.at(rows)._replace(**dict(zip(ORDER, order))), rows
 
-def _bubble_of_order(work: Workload, costs, pace, more, ends, by_formula):  # s
+def _bubble_of_order(priced: PricedWork, pace, more, by_formula):  # s
     "As `bubble_time`, of layouts of one order: their schedule is played unless the formula holds."
-    p = work.layouts
+    p = priced.work.layouts
     sizes = (p.schedule, p.pp, p.virtual_stages)
-    chunks = pass_times(work, costs, ends, more)
+    chunks = pass_times(priced, more)
     known = formula_holds(*sizes, *chunks)
     if np.all(known): return by_formula
     total = time_played(*sizes, p.micro_batches, *chunks)
@@ -1154,17 +1154,16 @@ def idle_when_played(p: Layouts, pace, more, total):  # s
     "What the slowest stage idles in a schedule of `total` s; the others as in `bubble_time`."
     return np.maximum(total - p.micro_batches * (pace + more), 0.)
 
-def played_bubble(work: Workload, *asked):  # s
+def played_bubble(priced: PricedWork, pace, more):  # s
     "As `bubble_time`, of one order of passes, played where no formula holds."
-    return _bubble_of_order(work, *asked, bubble_time(work, *asked))
+    return _bubble_of_order(priced, pace, more, bubble_time(priced, pace, more))
 
-def played_bubbles(work: Workload, costs, pace, more, ends):  # s
+def played_bubbles(priced: PricedWork, pace, more):  # s
     "As `played_bubble`, of layouts of several orders."
-    by_formula = bubble_time(work, costs, pace, more, ends)
-    found = np.array(by_formula)
-    for some, rows in _grouped_by_order(work, found.size):
-        own = (fields_at(costs, rows), *fields_at((pace, more), rows), fields_at(ends, rows))
-        found[rows] = _bubble_of_order(some, *own, found[rows])
+    found = np.array(bubble_time(priced, pace, more))
+    for layouts, rows in _grouped_by_order(priced.work.layouts, found.size):
+        some = priced.at(rows, layouts)
+        found[rows] = _bubble_of_order(some, *fields_at((pace, more), rows), found[rows])
     return found
 
 # %% ../nbs/87_timeline.ipynb #5c0ed005
@@ -1214,30 +1213,29 @@ def memory_played(work: Workload, run):  # (Held, Memory: what each rank holds t
     return memory_over_time(run, s.splits, _saved_on_chunks(work), fixed.total), fixed
 
 # %% ../nbs/87_timeline.ipynb #5c0ed008
-def exact_figures(work: Workload, pricer, costs, ends, times: Times):  # dict
+def exact_figures(priced: PricedWork, times: Times):  # dict
     "Every figure of one configuration, its schedule played where no formula holds."
-    if not _chunks_alike(work, ends):
-        times = iteration_times(work, pricer, costs, ends, bubble_of=played_bubble)
-    return all_figures(work, costs, ends, times, exact_memory(work), pricer.system)
+    if not _chunks_alike(priced): times = iteration_times(priced, bubble_of=played_bubble)
+    return all_figures(priced, times, exact_memory(priced.work))
 
 # %% ../nbs/87_timeline.ipynb #5c0ed016
 def exact_table(t, *asked):  # dict of columns
     "As `statistics`, of a table of a few configurations: `exact_figures` of each."
-    return exact_figures_of_each(*counted_and_priced(t, *asked))
+    return exact_figures_of_each(counted_and_priced(t, *asked))
 
-def exact_figures_of_each(work: Workload, pricer, costs, ends):  # dict of columns
+def exact_figures_of_each(priced: PricedWork):  # dict of columns
     "`exact_figures` of each of many layouts, those of one order of passes played together."
-    alike, memory = _chunks_alike(work, ends), memory_of(work)
-    bubble_of = bubble_time if alike else played_bubbles
-    times = iteration_times(work, pricer, costs, ends, bubble_of=bubble_of)
-    if not alike: memory = memories_played(work, memory, np.size(times.total))
-    return all_figures(work, costs, ends, times, memory, pricer.system)
+    alike, memory = _chunks_alike(priced), memory_of(priced.work)
+    times = iteration_times(priced, bubble_of=bubble_time if alike else played_bubbles)
+    if not alike: memory = memories_played(priced.work, memory, np.size(times.total))
+    return all_figures(priced, times, memory)
 
 def memories_played(work: Workload, memory: Memory, number):  # Memory
     "The memory of so many layouts, played where stages are unlike."
     memory = Memory(*(np.array(np.broadcast_to(x, number)) for x in memory))
-    for some, rows in _grouped_by_order(work, number):
-        if some.layouts.pp == 1 or stages_alike(some): continue
+    for layouts, rows in _grouped_by_order(work.layouts, number):
+        some = work.at(rows, layouts)
+        if layouts.pp == 1 or stages_alike(some): continue
         for column, GB in zip(memory, _fullest_rank(some, len(rows))): column[rows] = GB
     return memory
 
@@ -1246,6 +1244,6 @@ def job_of_estimate(one):  # CountedJob
     "What was estimated, as a job to count."
     return job_of(vars(one.parallel), one.model, one.system, one.global_batch, one.assumptions)
 
-def priced_estimate(one):  # as `counted_and_priced`
+def priced_estimate(one):  # PricedWork
     "What was estimated, counted and priced."
     return at_prices(count(job_of_estimate(one)), one.system)

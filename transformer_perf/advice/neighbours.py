@@ -198,10 +198,10 @@ def layouts_by_time(case: Case):  # list of at most one str
     p, s = case.parallel, SCHEDULES[case.parallel.schedule]
     number = p.pp * p.virtual_stages
     if p.pp == 1 or s.folded or s.both_ways or case.model.depth < number: return []
-    work, _, costs, ends = priced_estimate(case.now)
-    mean = mean_layer(costs, work.number)
+    priced = priced_estimate(case.now)
+    mean = mean_layer(priced.layers, priced.work.number)
     load = np.zeros(number)   # of each chunk, in layers
-    load[[0, -1]] = np.array(ends) / (mean.forward + mean.backward)
+    load[[0, -1]] = np.array(priced.ends) / (mean.forward + mean.backward)
     layers = np.zeros(number, dtype=int)
     for _ in range(case.model.depth):
         least = number - 1 - np.argmin(load[::-1])   # the last of equals: it keeps least

@@ -56,10 +56,10 @@ def _systems_at(system, variants):  # System of arrays (variants, 1)
     columns = {name: x[variants] for name, x in vars(system).items() if np.ndim(x)}
     return dataclasses.replace(system, **columns)
 
-def _timed_on(one, system: System, t):  # (as `counted_and_priced`, Times)
+def _timed_on(one, system: System, t):  # (PricedWork, Times)
     "The rows of a table, timed on a system of arrays."
-    known = counted_and_priced(t, one.model, system, one.global_batch, one.assumptions)
-    return known, iteration_times(*known)
+    priced = counted_and_priced(t, one.model, system, one.global_batch, one.assumptions)
+    return priced, iteration_times(priced)
 
 def _fastest_places(one, system: System, t):  # array: a row of t for each variant
     "Which of some placements `estimate` takes on each variant of a system of arrays."
@@ -80,8 +80,8 @@ def priced_on(one, system: System):  # (s, GB), an array each
     for row in np.unique(which):
         own = np.flatnonzero(which == row)
         placed = vars(one.parallel) | {place: int(t[place][row]) for place in PLACES}
-        known, times = _timed_on(one, _systems_at(system, own), placed)
-        figures = exact_figures(*known, times)
+        priced, times = _timed_on(one, _systems_at(system, own), placed)
+        figures = exact_figures(priced, times)
         for at, name in enumerate(('iteration_s', 'memory_GB')):
             found[at, own] = np.broadcast_to(figures[name], (len(own), 1))[:, 0]
     return tuple(found)

@@ -16,7 +16,7 @@ from .. import __version__
 from ..inputs import of_type, write_whole
 from ..schedules import SCHEDULES, position
 from ..estimates import added
-from ..modules import Layer, LayerCost, Priced, priced_rows
+from ..modules import Layer, LayerCost, PricedRows, priced_rows
 from ..timeline import (
     chunks_held, costs_of_unlike_stages, figures_of_chunks, job_of_estimate, longest_of,
     memory_played, of_each_kind, priced_estimate, slowest_stage, update_time)
@@ -27,10 +27,10 @@ LANES = ('compute', 'communication')   # of a rank
 
 def exposed_messages(one: Estimate):  # (forward, backward), s of each chunk in the model's order
     "Exposed messages inside the layers of a pass."
-    work, pricer, costs, _ = priced_estimate(one)
-    priced = priced_rows([layer.rows for layer in work.kinds], pricer)
-    there = [float(added(layer.sent_forward)) for layer in priced]
-    back = np.subtract(of_each_kind(work, costs.comm), there)
+    work, pricer, cost, _ = priced_estimate(one)
+    rows = priced_rows([layer.rows for layer in work.kinds], pricer)
+    there = [float(added(layer.sent_forward)) for layer in rows]
+    back = np.subtract(of_each_kind(work, cost.comm), there)
     found = figures_of_chunks(work, [*there, 0., 0., 0.], [*back, 0., 0., 0.])
     return found[:, 0], found[:, 1]
 
@@ -42,10 +42,9 @@ def handed_over(one: Estimate):  # s
 # %% ../../nbs/92_traces.ipynb #1600000b
 def ending(one: Estimate, played):  # list of (lane, name, s)
     "What follows the passes, which took so many s."
-    work, pricer, costs, ends = priced_estimate(one)
-    pace = slowest_stage(work, costs, ends)
-    stages = costs_of_unlike_stages(work, costs, ends, pace)
-    step = float(longest_of(stages, lambda own: update_time(work, own, pricer)))
+    priced = priced_estimate(one)
+    stages = costs_of_unlike_stages(priced, slowest_stage(priced))
+    step = float(longest_of(stages, lambda own: update_time(priced.work, own, priced.pricer)))
     copies = one.stats['dp_comm_s']
     wait = one.stats['iteration_s'] - played - copies - step
     return [('communication', 'gradients and weights of copies', copies),
@@ -90,7 +89,7 @@ def messaged(name, seconds):
     "The messages of an operation as a row of a trace."
     return LANES[1], f'messages of {name}', float(np.squeeze(seconds))
 
-def forward_rows(layer: Layer, priced: Priced, share=1.):  # list of (lane, name, s)
+def forward_rows(layer: Layer, priced: PricedRows, share=1.):  # list of (lane, name, s)
     "Kernels and messages of a forward pass, or of a share of it that is computed again."
     found = []
     names = [op.name for op in layer.rows.operations]
@@ -99,7 +98,7 @@ def forward_rows(layer: Layer, priced: Priced, share=1.):  # list of (lane, name
         found += [computed(name, own * part), messaged(name, sent * part)]
     return found
 
-def backward_rows(layer: Layer, priced: Priced, late):  # list of (lane, name, s)
+def backward_rows(layer: Layer, priced: PricedRows, late):  # list of (lane, name, s)
     """Kernels and messages of the gradients, the last operation first.
 
     `late`: with those of weights, each behind its operation's own; messages hide behind them."""
@@ -112,7 +111,7 @@ def backward_rows(layer: Layer, priced: Priced, late):  # list of (lane, name, s
         if late and i in layer.rows.late: found.append(late_row(layer, priced, i))
     return found
 
-def late_row(layer: Layer, priced: Priced, i):  # (lane, name, s)
+def late_row(layer: Layer, priced: PricedRows, i):  # (lane, name, s)
     "Kernels of the gradient of a weight, which nothing but the optimizer waits for."
     return computed(f'gradient of the weight of {layer.rows.operations[i].name}', priced.late[i])
 
@@ -120,7 +119,7 @@ def closed(rows, seconds):  # the same, as long as it should be
     "Rows of a layer and what the host adds to them."
     return [*rows, computed('wait for the host', seconds - sum(s for *_, s in rows))]
 
-def layer_rows(layer: Layer, priced: Priced, cost: LayerCost, splits):  # dict: kind of pass -> rows
+def layer_rows(layer: Layer, priced: PricedRows, cost: LayerCost, splits):  # dict: rows by pass
     "What a layer does in a pass of each kind; `splits`: gradients of weights have their own."
     recomputed = forward_rows(layer, priced, np.add(layer.full, layer.reruns))
     back = recomputed + backward_rows(layer, priced, late=not splits)
@@ -134,14 +133,14 @@ ENDS = 'embedding', 'output layer and loss'
 
 def rows_of_chunks(one: Estimate):  # list of dict: kind of pass -> list of (lane, name, s)
     "What each chunk of the model does in each kind of pass."
-    work, pricer, costs, ends = priced_estimate(one)
-    priced = priced_rows([layer.rows for layer in work.kinds], pricer)
+    work, pricer, cost, ends = priced_estimate(one)
+    rows = priced_rows([layer.rows for layer in work.kinds], pricer)
     p = work.layouts
-    if p.pp == 1: priced = [own._replace(sent_early=0.) for own in priced]   # no step is apart
+    if p.pp == 1: rows = [own._replace(sent_early=0.) for own in rows]   # no step is apart
     found = []
-    each = map(LayerCost, *(of_each_kind(work, x) for x in costs))
+    each = map(LayerCost, *(of_each_kind(work, x) for x in cost))
     splits = SCHEDULES[p.schedule].splits
-    kinds = [layer_rows(*three, splits) for three in zip(work.kinds, priced, each)]
+    kinds = [layer_rows(*three, splits) for three in zip(work.kinds, rows, each)]
     thirds = {'F': 1, 'B': 1, 'W': 1} if splits else {'F': 1, 'B': 2}   # of an end's seconds
     which = iter(enumerate(work.pattern.which, 1))   # number and kind of each layer
     for letters in chunks_held(work.pattern, p.pp, p.virtual_stages, p.layout):

@@ -262,7 +262,7 @@ def seconds_at_prices(batch, start):  # function: Parameters -> s of each candid
             counted[values] = count(job_of(*about, a))
         work = counted[values]
         layouts = work.layouts._replace(assumptions=a.on(batch.system))
-        return iteration_times(*at_prices(work._replace(layouts=layouts), batch.system)).total
+        return iteration_times(at_prices(work._replace(layouts=layouts), batch.system)).total
     return seconds
 
 def residuals_of(batches, own, start, sets, entries, y):
