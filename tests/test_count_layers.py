@@ -1197,6 +1197,45 @@ def test_halves_side_by_side_send_one_sum(model, norms, sharded):
     assert own.parameters == apart.parameters
 
 
+@dataclasses.dataclass(frozen=True)
+class Mixer(blocks.Half):
+    "Two products, and all of its operations under names of their own."
+    def operations(self, job):
+        strategy, width = blocks.STRATEGIES[job.strategy], e / job.tp
+        found = [strategy.column(job, 'my-in', width), strategy.row(job, 'my-out', width)]
+        return found + [op._replace(name=f'my-{op.name}') for op in blocks.after_mixer(job)]
+
+
+@pytest.mark.parametrize('side_by_side', [False, True])
+def test_no_sum_of_halves_asks_for_names(side_by_side):
+    "What a mixer gives waits for the MLP's where both halves are sent as one."
+    (block, depth), = GPT.blocks
+    mine = dataclasses.replace(block, mixer=Mixer(), side_by_side=side_by_side)
+    own = dataclasses.replace(GPT, layers=((mine, depth),), name='mine')
+    _, out, *_ = job_at(own, tp=2).operations
+    assert out.name == 'my-out' and bool(out.forward.messages) != side_by_side
+
+
+def test_no_checkpoint_that_stops_early_asks_for_names():
+    "A layer that is a mixer alone ends in the norm of the next one."
+    alone = blocks.Block(Mixer(), blocks.Nothing(), biases='none', norm='rmsnorm')
+    own = dataclasses.replace(LLAMA, layers=((alone, 2),), name='mine')
+    known = Parameters(software=Costs(stops_early=True, dropout=False))
+    job = job_at(own, dataclasses.replace(TRAINED, measured=known), recompute='full')
+    names = [op.name for op in job.operations]
+    layer, = modules.count(job).kinds
+    assert names[layer.spared[0]] == 'my-out' and names[-1] == 'my-ln2'
+    assert len(names) - 1 not in layer.spared
+
+
+def test_no_frozen_table_asks_for_its_name():
+    "Nothing comes before it, so it has no backward pass; what is no table has."
+    table = blocks.embedding(job_at(GPT))._replace(name='my-table')
+    assert blocks.frozen(table, 2., 0.).backward == Work()
+    other = table._replace(looks_up=False)
+    assert blocks.frozen(other, 2., 0.).backward == table.backward != Work()
+
+
 @pytest.mark.parametrize('precision, kept', [('bf16', (2, 0, 0)), ('fp8', (1, 1, 2))])
 @pytest.mark.parametrize('layout', [{}, dict(tp=2), dict(tp=2, cp=2)])
 def test_what_one_norm_gives_is_kept_once(precision, kept, layout):

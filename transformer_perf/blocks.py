@@ -127,6 +127,10 @@ def _check_operation(op: Operation):
         raise ValueError(f'{op.name} has products and weights, but no matrices: '
                          'take inner_product, or say matrices and in_matrices')
 
+def _not_sent(op: Operation):  # Operation
+    "The product that closes a half without its messages; any other operation as it is."
+    return with_messages(op, (), ()) if op.closes_half else op
+
 @dataclass(frozen=True)
 class Nothing(Half):
     "No half at all: a layer that is only a mixer, or only an MLP."
@@ -167,7 +171,9 @@ class Block:
     def operations(self, job):  # list of Operation
         "One layer on one GPU, the mixer first."
         own = job.of_block(self)
-        return [trained(op, job) for half in self.halves for op in _checked_operations(half, own)]
+        mixer, ffn = (_checked_operations(half, own) for half in self.halves)
+        if self.sends_once: mixer = map(_not_sent, mixer)   # what closes it goes with the other's
+        return [trained(op, job) for op in (*mixer, *ffn)]
 
     @property
     def halves(self): return self.mixer, self.ffn
@@ -334,14 +340,11 @@ def column_product(job: CountedJob, name, outputs, inputs=None):  # Operation
     return gathers(job, op) if a.inputs_sharded and of_layer else op
 
 # %% ../nbs/82b_blocks.ipynb #f9384ae9
-_ENDS_OF_MIXERS = 'vproj', 'state-out'   # their last products
-
 def row_product(job: CountedJob, name, inputs):  # Operation
     "Product with a weight whose rows are shared out; `inputs` of them are here."
     sharded = job.sequence_sharded
     op = inner_product(job, name, job.tokens, inputs, job.embed_dim, 'inputs')
-    op = _bias_after_messages(job, op)
-    if job.here.sends_once and name in _ENDS_OF_MIXERS: return op   # sent with the other half's
+    op = _bias_after_messages(job, op)._replace(closes_half=True)
     forward = (sent_if(sharded, tp_message(job, 'reducescatter'))
                + sent_if(negated(sharded), tp_message(job, 'allreduce')))
     gather = tp_message(job, 'allgather', quantized=True)
@@ -524,11 +527,15 @@ def activated(job: CountedJob, name, numbers, in_steps=False):  # Operation
 
 def after_mixer(job: CountedJob, biased=True):  # list of Operation
     "Back to the residual stream, and the norm of the layer's other half."
-    return [*residual(job, 'vproj', 'dpr_v', biased), STRATEGIES[job.strategy].norm(job, 'ln2')]
+    return [*residual(job, 'vproj', 'dpr_v', biased), _norm_of_next(job, 'ln2')]
 
 def after_mlp(job: CountedJob, biased=True):  # list of Operation
     "Back to the residual stream, and the norm of the next layer's attention."
-    return [*residual(job, 'fc2', 'dpr2', biased), STRATEGIES[job.strategy].norm(job, 'ln1')]
+    return [*residual(job, 'fc2', 'dpr2', biased), _norm_of_next(job, 'ln1')]
+
+def _norm_of_next(job: CountedJob, name):  # Operation
+    "The norm that the half after this one reads."
+    return STRATEGIES[job.strategy].norm(job, name)._replace(opens_half=True)
 
 @dataclass(frozen=True)
 class MLP(Half):
@@ -1129,7 +1136,7 @@ def frozen(op: Operation, held, keeps_input):  # Operation
     back = Work()   # nothing comes before an embedding
     if op.forward.products:
         back = moved(op.backward._replace(products=op.backward.products[:1]))
-    elif op.name != 'embedding': back = op.backward
+    elif not op.looks_up: back = op.backward
     share = keeps_input if op.forward.products else 1.
     saved = op.activations * share
     freed = tuple((part, GB * share) for part, GB in op.frees)
@@ -1176,7 +1183,7 @@ def embedding(job: CountedJob):  # Operation
     vectors = job.seq_len * job.learned_positions + job.other_embeddings
     places = vectors * job.assumptions.vocabulary
     weights = E * (job.own_vocab + places) * e
-    return Operation('embedding', forward, backward, weights)
+    return Operation('embedding', forward, backward, weights, looks_up=True)
 
 def numbers_of_logits(job: CountedJob):
     "Logits of which a GPU takes the loss: of its share of the vocabulary, or of all of it."

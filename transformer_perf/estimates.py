@@ -139,6 +139,9 @@ class Operation(NamedTuple):
     matrices: tuple = ()     # of Matrix, whole
     in_matrices: float = 0.  # GB of its weights that are parts of them
     frozen: float = 0.       # GB of weights that do not train, as they are held
+    opens_half: bool = False   # a norm that half a layer reads: at a layer's end, of the next one
+    closes_half: bool = False  # a product whose parts GPUs add up to the residual stream
+    looks_up: bool = False   # rows of a table: nothing comes before it
 
 # %% ../nbs/82g_estimates.ipynb #1c8e7f08
 class Recipe(NamedTuple):

@@ -503,7 +503,7 @@ def forward_flops(op):  # FLOP of a sample
 
 def parameters_met(op, tokens):
     "Parameters, beside those of its products, that each token meets: biases and norms."
-    if op.name == 'embedding': return 0.   # a table is looked up
+    if op.looks_up: return 0.
     if not op.forward.products: return op.weights
     p = op.forward.products[0]
     matrix = p.n * p.k if np.any(op.weights) else 0   # the output layer of MTP shares its weights

@@ -117,8 +117,7 @@ def counted_layer(job: CountedJob):  # Layer
 
 def _never_recomputed(operations):  # range
     "Those from a layer's last product on: its backward pass needs nothing that they make."
-    ends_in_norm = operations[-1].name in ('ln1', 'ln2')   # that is where the next layer begins
-    end = len(operations) - ends_in_norm
+    end = len(operations) - operations[-1].opens_half   # that is where the next layer begins
     for i in reversed(range(end)):
         op = operations[i]
         if op.forward.products: return range(i, end)   # what it keeps goes in
