@@ -31,10 +31,11 @@ from .blocks import STRATEGIES, Layouts
 from .modules import (
     LayerCost, PricedWork, Workload, copies_overlap, costs_at_places, count, expert_rules,
     fields_at, halves_of, in_layouts, leaves_rows, reduces_each, sharing_rules)
-from .timeline import (
+from transformer_perf.timeline import (
     COMPONENTS, FIGURES, GROUPS, PLACES, adapters_of, exact_figures_of_each, exact_table,
-    host_has_room, iteration_times, job_of, layouts_of, least_bubble, memories_played,
-    memory_needed, memory_of, must_fit_GB, placed_by_rank, ranks_have_unlike_chunks)
+    host_has_room, is_timed_by_formula, iteration_times, job_of, layouts_of, least_bubble,
+    memories_played, memory_needed, memory_of, must_fit_GB, placed_by_rank,
+    ranks_have_unlike_chunks)
 from .iteration import (
     PAPER_NAMES, Parallel, as_of, as_published, can_offload, changes_something, check_host,
     check_parallel, choices_fit, copies_of_experts, counts_longer, cross, divisors, evidence, gap,
@@ -442,6 +443,7 @@ class Counted(NamedTuple):
     memory: np.ndarray   # GB by formula, [configuration]; of each system, where units differ
     least: np.ndarray    # GB at least, [system, configuration]
     unsure: np.ndarray   # of which configurations only playing tells whether they fit
+    is_timed: bool       # by formula, every configuration
 
 def counted_and_held(space: Space, q: Question):  # Counted
     "Count each distinct layer of a space once."
@@ -460,7 +462,8 @@ def counted_and_held(space: Space, q: Question):  # Counted
         least = memory.copy()
         least[:, some] = np.minimum(memory[:, some], memory_needed(few, least=True))
     by_formula = memory[0] if len(memory) == 1 else memory
-    return Counted(layers, every, which, by_formula, least, np.broadcast_to(unsure, over.shape))
+    return Counted(layers, every, which, by_formula, least, np.broadcast_to(unsure, over.shape),
+                   is_timed_by_formula(every))
 
 # %% ../nbs/88a_search.ipynb #0d525521
 def placed_layers(space: Space, first, q: Question):  # (place of each placement, table, allowed)
@@ -538,6 +541,7 @@ class Fitting(NamedTuple):
     placeable: Space     # only these
     fits: np.ndarray     # [variant, one of these]
     unsure: np.ndarray   # of which of them only playing tells whether they fit
+    is_timed: bool       # by formula, every configuration: a bound is then what it takes
     layers: Layers       # None where nothing fits
 
 def fitting(n_gpus, q: Question):  # Fitting
@@ -550,7 +554,8 @@ def fitting(n_gpus, q: Question):  # Fitting
     some = np.flatnonzero(fits.any(axis=0) & (space.placed > 0))
     placeable = dataclasses.replace(space, t=keep(space.t, some))
     layers = priced_layers(placeable, own.layers, own.which[some], q) if len(some) else None
-    return Fitting(q, space, own.memory, some, placeable, fits[:, some], own.unsure[some], layers)
+    return Fitting(q, space, own.memory, some, placeable, fits[:, some], own.unsure[some],
+                   own.is_timed, layers)
 
 # %% ../nbs/88a_search.ipynb #6a4c89d3
 def _untested(t, q: Question):  # bools
@@ -800,10 +805,7 @@ class _InOrder:
     "The candidates of several Fittings by their bounds, as many of each group as are asked for."
     def __init__(self, fit):
         self.fit, self.asked = fit, 0
-        q = fit[0].question
-        kinds = len(q.model.blocks) + q.model.mtp_layers
-        uneven = q.assumptions.uneven_stages or q.assumptions.vocabulary
-        self.are_played = uneven or kinds > 1   # else a bound is what a candidate takes
+        self.are_played = not all(f.is_timed for f in fit)
 
     def first(self, number):  # as `fastest_of`
         if number > self.asked:   # of what is played, more are mostly needed next

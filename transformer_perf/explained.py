@@ -27,9 +27,9 @@ from transformer_perf.modules import (
     seconds_of_ends, summed_layer)
 from transformer_perf.timeline import (
     MEMORY_PARTS, TIMES, Memory, PipelineStage, Times, all_figures, fullness, idle_when_played,
-    iteration_times, job_of, memory_at, memory_of, memory_on_ranks, memory_that_stays,
-    micro_batch_overhead, of_each_kind, own_stages, pass_times, priced_estimate,
-    stages_alike, utilization)
+    is_held_by_formula, iteration_times, job_of, memory_at, memory_of, memory_on_ranks,
+    memory_that_stays, micro_batch_overhead, of_each_kind, own_stages, pass_times,
+    priced_estimate, utilization)
 from transformer_perf.traced import (
     Explanation, ToldMeasured, leaves_of, with_leaves)
 
@@ -125,7 +125,7 @@ def _played_of(one):  # Played
         chunks = pass_times(priced, micro_batch_overhead(p, times))
         seconds = time_played(p.schedule, p.pp, p.virtual_stages, p.micro_batches, *chunks)
         found = Played(float(seconds))
-    if p.pp == 1 or stages_alike(work): return found
+    if is_held_by_formula(work): return found
     full, stay = memory_on_ranks(work)
     rank = int(np.argmax(fullness(p, full)))
     saved = full.activations - stay.activations

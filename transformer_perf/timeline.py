@@ -7,16 +7,16 @@ __all__ = ['GROUPS', 'PLACES', 'TIMES', 'COMPONENTS', 'COMPONENTS_IN_FULL', 'MEM
            'adapters_of', 'layouts_of', 'job_of', 'Times', 'most_of_ends', 'reduction_time', 'weights_on_gpu',
            'states_of', 'step_bytes', 'busiest_share', 'host_step', 'cast_GB', 'update_time', 'straggling',
            'PipelineStage', 'chunks_held', 'stages_in_order', 'distinct_stages', 'holds_more', 'stages_alike',
-           'stages_of', 'mean_layer', 'Load', 'StageCost', 'stage_cost', 'slowest_stage', 'costs_of_unlike_stages',
-           'longest_of', 'loads_of', 'bubble_time', 'least_iteration_seconds', 'least_bubble', 'reduction_delay',
-           'host_seconds_of_micro_batch', 'iteration_times', 'Memory', 'StageWeights', 'largest_units', 'weights_held',
-           'gradients_held', 'memory_at', 'states_held', 'host_has_room', 'other_copies', 'fullness', 'memory_of',
-           'memory_bound', 'must_fit_GB', 'memory_needed', 'ranks_have_unlike_chunks', 'components', 'figures',
-           'counted_and_priced', 'at_prices', 'utilization', 'all_figures', 'seconds_and_GB', 'statistics',
-           'own_stages', 'of_each_kind', 'figures_of_chunks', 'pass_times', 'passes_in', 'play', 'micro_batch_overhead',
-           'idle_when_played', 'played_bubble', 'played_bubbles', 'memory_that_stays', 'memory_on_ranks',
-           'exact_memory', 'memory_played', 'exact_figures', 'exact_table', 'exact_figures_of_each', 'memories_played',
-           'job_of_estimate', 'priced_estimate']
+           'is_held_by_formula', 'is_timed_by_formula', 'ranks_have_unlike_chunks', 'stages_of', 'mean_layer', 'Load',
+           'StageCost', 'stage_cost', 'slowest_stage', 'costs_of_unlike_stages', 'longest_of', 'loads_of',
+           'bubble_time', 'least_iteration_seconds', 'least_bubble', 'reduction_delay', 'host_seconds_of_micro_batch',
+           'iteration_times', 'Memory', 'StageWeights', 'largest_units', 'weights_held', 'gradients_held', 'memory_at',
+           'states_held', 'host_has_room', 'other_copies', 'fullness', 'memory_of', 'memory_bound', 'must_fit_GB',
+           'memory_needed', 'components', 'figures', 'counted_and_priced', 'at_prices', 'utilization', 'all_figures',
+           'seconds_and_GB', 'statistics', 'own_stages', 'of_each_kind', 'figures_of_chunks', 'pass_times', 'passes_in',
+           'play', 'micro_batch_overhead', 'idle_when_played', 'played_bubble', 'played_bubbles', 'memory_that_stays',
+           'memory_on_ranks', 'exact_memory', 'memory_played', 'exact_figures', 'exact_table', 'exact_figures_of_each',
+           'memories_played', 'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
@@ -417,6 +417,20 @@ def stages_alike(work: Workload):
     "Whether all stages are alike but for the ends."
     return not any_of(_has_uneven_chunks(work))
 
+def is_held_by_formula(work: Workload):
+    "Whether a formula tells what each layout holds; else it is played."
+    return np.all(work.layouts.pp == 1) or stages_alike(work)
+
+def is_timed_by_formula(work: Workload):
+    "Whether a formula tells what each takes: its stages are alike, and no end of the model counts."
+    return np.all(work.layouts.pp == 1) or stages_alike(work) and not any_of(work.beside.table)
+
+def ranks_have_unlike_chunks(work: Workload):  # bools, of each layout
+    "Whether a rank has chunks that keep different amounts: only playing tells what it holds."
+    p = work.layouts
+    several = (p.virtual_stages > 1) | ends_on_one_rank(p)   # chunks of a rank
+    return several & _has_uneven_chunks(work) & (p.pp > 1)
+
 # %% ../nbs/87_timeline.ipynb #83c55b89
 def stages_of(work: Workload, units=()):  # list of PipelineStage, of columns if layouts are columns
     "The stages that differ; where they differ in their ends alone, the first and the last."
@@ -608,7 +622,7 @@ def least_iteration_seconds(priced: PricedWork, more):  # s
 
 def least_bubble(priced: PricedWork, pace, more):  # s
     "As `bubble_time`; where chunks are unlike, the least that the slowest stage can idle."
-    if _chunks_alike(priced): return bubble_time(priced, pace, more)
+    if is_timed_by_formula(priced.work): return bubble_time(priced, pace, more)
     least = least_iteration_seconds(priced, more)
     return np.maximum(least - priced.work.layouts.micro_batches * (pace + more), 0.)
 
@@ -967,12 +981,6 @@ def memory_needed(work: Workload, least=False):  # GB
     "What must fit into a GPU, by formula; or the least that it can be where chunks differ."
     return must_fit_GB(work.layouts, memory_of(work, least))
 
-def ranks_have_unlike_chunks(work: Workload):  # bools, of each layout
-    "Whether a rank has chunks that keep different amounts: only playing tells what it holds."
-    p = work.layouts
-    several = (p.virtual_stages > 1) | ends_on_one_rank(p)   # chunks of a rank
-    return several & _has_uneven_chunks(work) & (p.pp > 1)
-
 # %% ../nbs/87_timeline.ipynb #8559f3b7
 TIMES = ('compute_s', 'exposed_memory_s', 'tp_comm_s', 'dp_comm_s', 'pp_comm_s', 'bubble_s',
          'other_s')
@@ -1123,11 +1131,6 @@ def micro_batch_overhead(p: Layouts, times: Times):  # s
     "What a micro-batch takes on every rank besides layers and ends."
     return host_seconds_of_micro_batch(p) + times.pp_comm / p.micro_batches
 
-def _chunks_alike(priced: PricedWork):
-    "Whether all chunks of each configuration take the same: no end of the model takes any time."
-    if np.all(priced.work.layouts.pp == 1): return True
-    return stages_alike(priced.work) and not any(map(np.any, priced.ends))
-
 ORDER = ('schedule', 'pp', 'virtual_stages', 'micro_batches')   # what the passes follow
 
 def _grouped_by_order(p: Layouts, number):  # yields (some of them, which they are)
@@ -1204,7 +1207,7 @@ def _fullest_rank(work: Workload, number=None):  # Memory
 
 def exact_memory(work: Workload):  # Memory
     "Peak memory of one configuration."
-    return memory_of(work) if work.layouts.pp == 1 or stages_alike(work) else _fullest_rank(work)
+    return memory_of(work) if is_held_by_formula(work) else _fullest_rank(work)
 
 # %% ../nbs/87_timeline.ipynb #5c0ed015
 def memory_played(work: Workload, run):  # (Held, Memory: what each rank holds throughout)
@@ -1215,8 +1218,9 @@ def memory_played(work: Workload, run):  # (Held, Memory: what each rank holds t
 # %% ../nbs/87_timeline.ipynb #5c0ed008
 def exact_figures(priced: PricedWork, times: Times):  # dict
     "Every figure of one configuration, its schedule played where no formula holds."
-    if not _chunks_alike(priced): times = iteration_times(priced, bubble_of=played_bubble)
-    return all_figures(priced, times, exact_memory(priced.work))
+    work = priced.work
+    if not is_timed_by_formula(work): times = iteration_times(priced, bubble_of=played_bubble)
+    return all_figures(priced, times, exact_memory(work))
 
 # %% ../nbs/87_timeline.ipynb #5c0ed016
 def exact_table(t, *asked):  # dict of columns
@@ -1225,17 +1229,17 @@ def exact_table(t, *asked):  # dict of columns
 
 def exact_figures_of_each(priced: PricedWork):  # dict of columns
     "`exact_figures` of each of many layouts, those of one order of passes played together."
-    alike, memory = _chunks_alike(priced), memory_of(priced.work)
-    times = iteration_times(priced, bubble_of=bubble_time if alike else played_bubbles)
-    if not alike: memory = memories_played(priced.work, memory, np.size(times.total))
-    return all_figures(priced, times, memory)
+    work, memory = priced.work, memory_of(priced.work)
+    if is_timed_by_formula(work): return all_figures(priced, iteration_times(priced), memory)
+    times = iteration_times(priced, bubble_of=played_bubbles)
+    return all_figures(priced, times, memories_played(work, memory, np.size(times.total)))
 
 def memories_played(work: Workload, memory: Memory, number):  # Memory
     "The memory of so many layouts, played where stages are unlike."
     memory = Memory(*(np.array(np.broadcast_to(x, number)) for x in memory))
     for layouts, rows in _grouped_by_order(work.layouts, number):
         some = work.at(rows, layouts)
-        if layouts.pp == 1 or stages_alike(some): continue
+        if is_held_by_formula(some): continue
         for column, GB in zip(memory, _fullest_rank(some, len(rows))): column[rows] = GB
     return memory
 
