@@ -1179,35 +1179,39 @@ def memory_that_stays(work: Workload, at):  # Memory
     if any_of(stays_gathered(p)): found = found._replace(weights=memory_at(work, at).weights)
     return found
 
-def memory_on_ranks(work: Workload, number=None):  # (Memory at its peak, Memory that stays)
-    """What each rank of one configuration holds, GB, [rank]; or each of so many layouts whose
-    passes come in one order, [layout, rank]."""
-    p = work.layouts
+def memory_on_ranks(work: Workload):  # (Memory at its peak, Memory that stays), GB, [rank]
+    "What each rank of one configuration holds."
     stages, of_rank = _stages_at_rest(*_stages_asked(work), _numbers_of_units(work))
-    several = number or 1
-    kinds = len(stages.first)
-    row, kind = np.divmod(np.arange(several * kinds), kinds)   # each layout with each stage
-    every = work if number is None else work.at(row, p.at(row))
-    at = PipelineStage(fields_at(stages.layers, kind), *fields_at(stages[1:], kind))
-    def on_ranks(x):   # [layout, rank]
-        return np.broadcast_to(x, row.shape).reshape(several, kinds)[:, of_rank]
-    stay = Memory(*map(on_ranks, memory_that_stays(every, at)))
-    order = (getattr(p, name) for name in ORDER)
-    saved = most_held(*order, _saved_on_chunks(work))
-    full = stay._replace(activations=stay.activations + saved.T)
-    if number: return full, stay
-    def of_the_only(several): return Memory(*(GB[0] for GB in several))
-    return of_the_only(full), of_the_only(stay)
+    each = memory_that_stays(work, stages)
+    stay = Memory(*(np.broadcast_to(GB, stages.first.shape)[of_rank] for GB in each))
+    return _at_peak(work, stay), stay
 
-def _fullest_rank(work: Workload, number=None):  # Memory
-    "Peak memory of the fullest rank of one configuration, or of each of so many of one order."
-    full, _ = memory_on_ranks(work, number)
-    fullest = np.argmax(fullness(work.layouts, full), axis=-1, keepdims=True)
-    return Memory(*(np.take_along_axis(x, fullest, -1)[..., 0] for x in full))
+def _peaks_on_ranks(work: Workload, number):  # Memory at its peak, GB, [layout, rank]
+    "What each rank holds in each of so many layouts whose passes come in one order."
+    stages, of_rank = _stages_at_rest(*_stages_asked(work), _numbers_of_units(work))
+    kinds = len(stages.first)
+    row, kind = np.divmod(np.arange(number * kinds), kinds)   # each layout with each stage
+    at = PipelineStage(fields_at(stages.layers, kind), *fields_at(stages[1:], kind))
+    each = memory_that_stays(work.at(row, work.layouts.at(row)), at)
+    by_layout = (np.broadcast_to(GB, row.shape).reshape(number, kinds) for GB in each)
+    return _at_peak(work, Memory(*(GB[:, of_rank] for GB in by_layout)))
+
+def _at_peak(work: Workload, stay: Memory):  # Memory
+    "What ranks hold when they keep most activations; `stay`: between passes, [..., rank]."
+    order = (getattr(work.layouts, name) for name in ORDER)
+    saved = most_held(*order, _saved_on_chunks(work))
+    return stay._replace(activations=stay.activations + saved.T)
+
+def _of_fullest_rank(p: Layouts, each: Memory):  # Memory
+    "What the fullest rank holds; `each`: [..., rank]."
+    fullest = np.argmax(fullness(p, each), axis=-1, keepdims=True)
+    return Memory(*(np.take_along_axis(x, fullest, -1)[..., 0] for x in each))
 
 def exact_memory(work: Workload):  # Memory
     "Peak memory of one configuration."
-    return memory_of(work) if is_held_by_formula(work) else _fullest_rank(work)
+    if is_held_by_formula(work): return memory_of(work)
+    full, _ = memory_on_ranks(work)
+    return _of_fullest_rank(work.layouts, full)
 
 # %% ../nbs/87_timeline.ipynb #5c0ed015
 def memory_played(work: Workload, run):  # (Held, Memory: what each rank holds throughout)
@@ -1240,7 +1244,8 @@ def memories_played(work: Workload, memory: Memory, number):  # Memory
     for layouts, rows in _grouped_by_order(work.layouts, number):
         some = work.at(rows, layouts)
         if is_held_by_formula(some): continue
-        for column, GB in zip(memory, _fullest_rank(some, len(rows))): column[rows] = GB
+        full = _of_fullest_rank(layouts, _peaks_on_ranks(some, len(rows)))
+        for column, GB in zip(memory, full): column[rows] = GB
     return memory
 
 # %% ../nbs/87_timeline.ipynb #04b00007
