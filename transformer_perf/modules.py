@@ -671,6 +671,12 @@ class UnitWeights(NamedTuple):
     def held(self, p: Layouts):  # GB that copies share out
         return self.trained + (p.zero_stage == 3) * (self.still + self.still_tables)
 
+class Bundle(NamedTuple):
+    "Units of equal weights, such as layers, some of which share their messages."
+    parts: list      # of UnitWeights: of all units in a message, by who holds copies of them
+    pieces: float    # units
+    at_once: float   # of them in a message
+
 def gathered_GB(part: UnitWeights, p: Layouts):
     "What all-gathers of a unit bring: layers in 8 bits, where the software gathers so."
     saved = of_recipe(p.precision, 'saved') / 2
@@ -679,16 +685,16 @@ def gathered_GB(part: UnitWeights, p: Layouts):
     return (part.weights * low + part.tables
             + (p.zero_stage == 3) * (still + part.still_tables))
 
-def with_host(parts, at_once, gather, reduce, pricer, p: Layouts):  # (s, s)
+def with_host(bundle: Bundle, gather, reduce, pricer, p: Layouts):  # (s, s)
     "Messages of a unit, with copies from the host before a gather and to it after a reduction."
     if not offloads(p.offload): return gather, reduce
     def sharers(part):   # GPUs among which a part is shared out
         return where(p.zero_stage > 0, sharing_group(p, part.group).size, 1)
-    def share(GB): return sum(GB(part) / sharers(part) for part in parts) / at_once
+    def share(GB): return sum(GB(part) / sharers(part) for part in bundle.parts) / bundle.at_once
     weights = on_host(p.offload, 'weights')
     gradients = on_host(p.offload, 'optimizer') * reduces_often(p)
     gradients = gradients * p.costs.gradient_bytes / 2
-    shared = functools.reduce(operator.or_, (sharers(part) > 1 for part in parts))
+    shared = functools.reduce(operator.or_, (sharers(part) > 1 for part in bundle.parts))
     masters = on_host(p.offload, 'optimizer') * (p.costs.sharded_master & shared)   # in 32 bits
     down = share(lambda part: part.held(p) + part.trained * masters)
     up = share(lambda part: part.trained)
@@ -703,16 +709,16 @@ def units_reduced_last(p: Layouts, pieces):
     if not any_of(after): return 1
     return where(after, np.maximum(pieces / p.virtual_stages, 1), 1)
 
-def messages_of_units(parts, at_once, pricer, p: Layouts):  # (s, s, s)
+def messages_of_units(bundle: Bundle, pricer, p: Layouts):  # (s, s, s)
     """What weights of a unit take to be gathered, its gradients to be reduced, and these to be made
-    alike on replicas; `at_once` units are in a message."""
+    alike on replicas."""
     def take(kind, GB, group_of=sharing_group):
         seconds = 0.
-        for part in parts:
+        for part in bundle.parts:
             volume = GB(part)
             if not any_of(volume): continue
             seconds = seconds + pricer.collective(kind, volume, group_of(p, part.group))
-        return seconds / at_once
+        return seconds / bundle.at_once
     weights = lambda part: gathered_GB(part, p)
     gradients = lambda part: part.trained * (p.costs.gradient_bytes / 2)
     share_of_gradients = lambda part: gradients(part) / sharing_group(p, part.group).size
@@ -721,15 +727,15 @@ def messages_of_units(parts, at_once, pricer, p: Layouts):  # (s, s, s)
     gather = if_any(shared, lambda: take('allgather', weights))
     reduce = (if_any(parted, lambda: take('reducescatter', gradients))
               + if_any(negated(parted), lambda: take('allreduce', gradients)))
-    gather, reduce = with_host(parts, at_once, gather, reduce, pricer, p)
+    gather, reduce = with_host(bundle, gather, reduce, pricer, p)
     several = replicas(p) > 1
     alike = if_any(several, lambda: take('allreduce', share_of_gradients, replica_group))
     return names('s', gather=gather, reduce=reduce, alike=alike)
 
-def unit_time(parts, pieces, at_once, t_fwd, t_bwd, back, pricer, p: Layouts):  # (s, s)
-    "The exposed s of messages of `pieces` units of equal weights, `at_once` of them in a message."
-    gather, reduce, alike = messages_of_units(parts, at_once, pricer, p)
-    regather = gather * gathers_again(p)
+def unit_time(bundle: Bundle, t_fwd, t_bwd, back, pricer, p: Layouts):  # (s, s)
+    "The exposed s of messages of a bundle's units; the others as in `data_parallel_time`."
+    gather, reduce, alike = messages_of_units(bundle, pricer, p)
+    regather, pieces = gather * gathers_again(p), bundle.pieces
     every_time = pieces * micro_batches_of_stage(p)
     often = reduces_often(p)
     gathers = where(gathers_often(p), every_time, pieces)
@@ -761,10 +767,10 @@ def data_parallel_time(
     first, *more = [part._replace(weights=part.weights * whole) for part in parts]
     beside = beside or UnitWeights(0., first.group)
     first = first._replace(tables=beside.tables * bulk)
-    seen = unit_time([first, *more], pieces, at_once, t_fwd, t_bwd, back, pricer, p)
+    seen = unit_time(Bundle([first, *more], pieces, at_once), t_fwd, t_bwd, back, pricer, p)
     alone = beside._replace(tables=beside.tables * negated(bulk))   # a unit of its own
     if not any_of(alone.tables) and not any_of(alone.still_tables): return seen
-    also = unit_time([alone], 1, 1, t_fwd, t_bwd, back, pricer, p)
+    also = unit_time(Bundle([alone], 1, 1), t_fwd, t_bwd, back, pricer, p)
     return seen[0] + also[0], seen[1] + also[1]
 
 # %% ../nbs/87b_workload.ipynb #042b449c
