@@ -397,3 +397,11 @@ def test_rows_alike_but_for_a_group_may_rest_on_other_runs():
     assert {*found.dp} == {1, 2}
     assert (own.endswith('none with zero_stage 3') == (found.dp == 2)).all()
     assert (own.startswith('measured') == (found.dp == 1)).all()
+
+
+@pytest.mark.parametrize('context, told', [('ring', True), ('ulysses', False)])
+def test_sequences_that_the_code_of_a_model_shares_out_are_no_surprise(context, told):
+    "DeepSpeed knows no cp of its own, but the way of Ulysses, which stands for it."
+    p = Parallel(dp=4, cp=2, context=context)
+    notes = ' '.join(estimate('llama3.1_8B', p, 'H100-80GB', 64, software='DeepSpeed').notes)
+    assert ('DeepSpeed knows cp 1, not 2' in notes) == told

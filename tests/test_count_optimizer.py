@@ -11,7 +11,7 @@ from transformer_perf import Parallel, estimate, search
 from transformer_perf.advice.planning import checkpoint_GB
 from transformer_perf.estimates import (
     NEWTON_SCHULZ, OPTIMIZERS, Group, Matrix, Message, Optimizer, Roofline, Work, as_assumptions,
-    orthogonalized, tells_matrices)
+    orthogonalized, parts_gathered, tells_matrices)
 from transformer_perf.interop import Job, as_job, export
 from transformer_perf.timeline import busiest_share, job_of
 from transformer_perf.models import NAMED
@@ -384,3 +384,10 @@ def test_what_it_rests_on():
     assert 'not in the published model: optimizer muon' in words[0]
     assert 'no run with optimizer muon' in words[1]
     assert np.isfinite(estimate(DENSE, p, 'H100-80GB', 64, 'calibrated').stats['iteration_s'])
+
+
+def test_what_some_gpus_have_of_a_matrix_is_gathered_among_them():
+    "Of 8 GB a group whose GPUs have a quarter together sends 2."
+    x = Matrix(64., 32., gathers=(('tp', 1.), ('dp', .25)))
+    assert [(m.kind, m.volume, m.group) for m in parts_gathered(x, 8.)] == [
+        ('allgather', 8., 'tp'), ('allgather', 2., 'dp')]

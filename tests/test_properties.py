@@ -573,3 +573,14 @@ def test_faster_hardware_where_the_host_is_waited_for(field):
     "Gradients of weights come late, in passes of their own, which the host launches as well."
     p = Parallel(tp=4, cp=2, pp=8, ep=2, micro_batch=2, schedule='zb-h1', zero_stage=2)
     assert is_no_slower(estimate('qwen3_30B_A3B', p, 'H200', 8, 'calibrated'), field, 1.5)
+
+
+def test_one_collective_and_one_message_by_hand():
+    "4 GB among eight GPUs of a domain: 7/8 of them pass each link; a message crosses it whole."
+    system = as_system('H100-80GB')
+    fast = system.nvlink_bandwidth * system.nvlink_eff
+    near = collective_time('p2p', 4., 8, 8, system)
+    assert near == pytest.approx(4 / fast, rel=1e-3)
+    assert collective_time('p2p', 4., 8, 1, system) > 5 * near
+    gathered = collective_time('allgather', 4., 8, 8, system)
+    assert gathered == pytest.approx(7 / 8 * 4 / fast, rel=1e-2)

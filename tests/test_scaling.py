@@ -500,3 +500,10 @@ def test_systems_of_the_study(name, node, gpus, capacity):
     assert 'Cheng' in system.source
     found = search(STUDIED['6.7B'], 64, name, 256, strategy='all', k=3, assumptions='corrected')
     assert len(found) == 3 and (found.memory_GB <= capacity).all()
+
+
+def test_three_samples_keep_three_times_as_much():
+    "Also of a model unlike GPT, which is counted operation by operation."
+    for name in ('llama3.1_8B', 'gpt3'):
+        one, three = (activation_GB(as_model(name), samples) for samples in (1, 3))
+        assert three == pytest.approx(3 * one, rel=1e-12)
