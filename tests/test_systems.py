@@ -339,10 +339,15 @@ def test_a_gpu_with_slower_links_has_its_own_sheet(gpu):
 def test_memory_sold_in_GiB_is_counted_in_GB():
     "A maker's 80, 192, 256 and 288 are GiB; a program is given a little less, never more."
     for name, GiB in (('A100-80GB', 80), ('H100-80GB', 80), ('H200-141GB', 141), ('MI300X', 192),
-                      ('MI325X', 256), ('MI355X', 288), ('TPU-v5p', 96), ('TPU-v6e', 32),
-                      ('TPU-v7x', 192)):
+                      ('MI325X', 256), ('MI355X', 288)):
         share = as_system(name).hbm_capacity * 1e9 / 2**30 / GiB
-        assert .97 < share <= 1, (name, share)
+        assert .98 < share <= 1, (name, share)
+
+
+@pytest.mark.parametrize('name, GiB', [
+    ('TPU-v5p', 95.74), ('TPU-v6e', 33_550_237_696 / 2**30), ('TPU-v7x', 2 * 94.75)])
+def test_a_tpu_has_what_its_programs_are_told(name, GiB):
+    assert as_system(name).hbm_capacity * 1e9 / 2**30 == pytest.approx(GiB, rel=1e-3)
 
 
 def test_own_table_of_prices():
