@@ -759,6 +759,29 @@ def test_what_can_wait_is_launched_by_itself(again, more):
     assert close(one.stats['other_s'] - usual.stats['other_s'], more * slack, rel=1e-6)
 
 
+def test_messages_that_show_leave_the_host_less_to_wait_for():
+    "Where gradients of weights come later, what no longer hides behind them fills the first step."
+    a = dataclasses.replace(MEASURED, vocabulary=False)
+    one, pricer, table = case(a, batch=6 * b, tp=2, pp=3, nvlink_tp=2, nvlink_pp=1,
+                              tp_overlap=True, sequence_sharded=True, schedule='zb-h1')
+    rows, late, shown = table.set_index('layer'), 0., 0.
+    for name, inputs, outputs in (('qkv', e, 3 * e / 2), ('vproj', e / 2, e), ('fc1', e, f / 2),
+                                  ('fc2', f / 2, e)):
+        own, first = rows.loc[name], Product(b * l, inputs, outputs)
+        both = first, Product(outputs, inputs, b * l, adds=True)
+        apart = pricer.busy(Work(both)).total - pricer.busy(Work((first,))).total
+        kinds = ['allgather', 'reducescatter'] if name in ('qkv', 'fc1') else ['allgather']
+        whole = sum(pricer.collective(kind, 2e-9 * b * l * e, Group(2, 2)) for kind in kinds)
+        before = own.t_bwd_comp + own.t_bwd_mem - apart
+        late, shown = late + apart, shown + max(.3 * whole, whole - before) - own.t_bwd_comm
+    host = (4e-4 + 3e-4) * 1.1 * (1 - 4 / (len(rows) + 4))
+    busy = table.t_bwd.sum() - late + shown
+    steps = one.timeline[one.timeline.kind == 'B']
+    expected = depth / 3 * (busy**2.5 + host**2.5)**(1 / 2.5) + one.stats['pp_comm_s'] / 12 + 5e-4
+    assert shown > 1e-6
+    assert np.allclose(steps.end_s - steps.start_s, expected, rtol=1e-9)
+
+
 # both ends on one rank, and ends that some have
 
 @pytest.mark.parametrize('schedule, held', [('zb-v', 1), ('dualpipe', 2), ('dualpipe-v', 1)])
