@@ -1301,6 +1301,8 @@ def test_tables_of_messages(overlap):
     kept = sum(part.activation_buffer.sum() for part in table)
     assert close(mem, 6 * (GB + GB + 6 * GB / 8 + 4 * kept))
     assert stats['t'] == t and stats['mem'] == mem
+    copies_of_cp = execution.totals(*table, pd.DataFrame([dp]), pd.DataFrame([pp]), 24, 4, 4, 16, 2)
+    assert copies_of_cp[0] == (t, mem)   # 4 x 2 GPUs share what 8 did
     TFLOP = sum((part.flops_fwd + part.flops_bwd).sum() for part in table)
     assert close(stats['flops_per_gpu'], 16 * 6 * TFLOP)
 

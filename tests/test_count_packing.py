@@ -363,6 +363,9 @@ def test_groups_for_each_document():
     assert [*t.cp] == [1, 2, 4]
     assert np.allclose(t.tokens, np.array([*tokens.values()]) / sum(tokens.values()))
     assert (t.together == t.together[0]).all() and t.alone[0] < t.together[0]
+    short = replace(PACKED, seq_len=2048, documents={128: 40, 1024: 9})   # on GPUs of their own
+    one = estimate(short, replace(p, cp=1), 'H100-80GB', 1)
+    assert close(t.alone[0], 1e6 / 2048 * sum(pass_seconds(one)), 1e-9)   # s, for a million tokens
     six = dynamic_context(replace(PACKED, seq_len=12288, documents={2048: 5, 12288: 1}),
                           replace(p, cp=6), 'H100-80GB')   # no power of two: on all of them
     assert [*six.cp] == [1, 6] and close(six.tokens.sum(), 1)
