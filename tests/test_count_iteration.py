@@ -847,12 +847,12 @@ def test_no_stage_is_overlooked(layout, vocabulary):
     a = dataclasses.replace(MEASURED, vocabulary=vocabulary)
     one, _, _ = case(a, tp=2, pp=4, layout=layout, nvlink_tp=2, nvlink_pp=1)
     priced = timeline.priced_estimate(one)
-    work, costs, ends = priced.work, priced.layers, priced.ends
+    work, (cost,), ends = priced.work, priced.layers, priced.ends
     stages = timeline.stages_in_order(work.pattern, 4, 1, '1f1b', layout)
     assert [sum(stage.layers) for stage in stages] == [x.count('t') for x in layout.split('|')]
     fullest = max((timeline.memory_at(work, stage) for stage in stages), key=sum)
     assert close(sum(timeline.memory_of(work)), sum(fullest))
-    layers, each = [sum(stage.layers) for stage in stages], costs.forward + costs.backward
+    layers, each = [sum(stage.layers) for stage in stages], cost.forward + cost.backward
     busy = [own * each + stage.first * ends[0] + stage.last * ends[1]
             for own, stage in zip(layers, stages)]
     slowest = timeline.slowest_stage(priced)

@@ -42,7 +42,7 @@ def at_rest(model, layout, **changes):
     check_parallel(p, model, system, 64, a)
     job = job_of(vars(p) | dict.fromkeys(PLACES, 1), model, system, 64, a)
     work = count(job)
-    at_rest = work._replace(stored=work.stored._replace(activations=0 * work.stored.activations))
+    at_rest = work._replace(stored=[kind._replace(activations=0.) for kind in work.stored])
     return job, [sum(memory_at(at_rest, stage)) for stage in own_stages(work)]
 
 

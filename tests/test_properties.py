@@ -63,7 +63,7 @@ def whole_cost(job, system):
     "Everything that a job costs, as one list of numbers."
     priced = prices_of(count(job), pricer_of(system, job.assumptions))
     times, memory = iteration_times(priced), memory_of(priced.work)
-    return [*priced.layers, *priced.ends, *times, *memory]
+    return [*(x for cost in priced.layers for x in cost), *priced.ends, *times, *memory]
 
 
 points = st.lists(st.tuples(

@@ -421,7 +421,7 @@ class Layers(NamedTuple):
     priced_layer: np.ndarray    # which of those that are priced
     placement: np.ndarray       # that of tp and cp, of each row of the placements
     column: np.ndarray    # [priced layer, placement] -> column of the cost, -1 if there is none
-    cost: LayerCost
+    cost: tuple           # of LayerCost: of each kind of layer
     ends: tuple           # s of the embedding and of the output layer, alike
     priced: Question      # for which they are priced: each variant once
     of_variant: np.ndarray   # which of its systems each variant is, if there are several
@@ -481,7 +481,7 @@ def placed_layers(space: Space, first, q: Question):  # (place of each placement
             allowed[shared[space.t['grouping'][first]]])
 
 # %% ../nbs/88a_search.ipynb #0d525523
-def in_blocks(t, columns, work: Workload, recompute, q: Question):  # (LayerCost, s of both ends)
+def in_blocks(t, columns, work: Workload, recompute, q: Question):  # as `Layers.cost`, `.ends`
     "What placed layers cost with each way of recompute, one after the other."
     blocks = split_by_label(np.arange(rows_of_table(t)) * variant_count(q.system) // ROWS_AT_A_TIME)
     alone = work if len(blocks) == 1 else None   # else each block counts its own layers
@@ -489,7 +489,8 @@ def in_blocks(t, columns, work: Workload, recompute, q: Question):  # (LayerCost
              for block in blocks]
     costs, ends = (np.concatenate(parts, axis=-1) for parts in zip(*found))
     one_by_one = lambda ways: np.concatenate([*ways], axis=-1)   # of recompute
-    return LayerCost(*one_by_one(costs)), tuple(one_by_one([ends] * len(recompute)))
+    of_kinds = tuple(LayerCost(*cost) for cost in one_by_one(costs))
+    return of_kinds, tuple(one_by_one([ends] * len(recompute)))
 
 # %% ../nbs/88a_search.ipynb #0d525522
 def priced_layers(space: Space, counted: Workload, own, q: Question):  # Layers
@@ -516,7 +517,7 @@ def priced_layers(space: Space, counted: Workload, own, q: Question):  # Layers
 
 # %% ../nbs/88a_search.ipynb #1bace6f1
 def cost_and_ends(t, columns, work, recompute, q: Question):
-    "What placed layers, [recompute, figure, variant, row], and ends, [end, variant, row], cost."
+    "What placed layers cost, [recompute, kind, figure, variant, row]; and ends, [end, ...]."
     asked = q.model, q.system, q.global_batch, q.assumptions
     job = job_of(t, *asked)
     if counts_places(q.model, job):   # each row by itself
@@ -529,7 +530,8 @@ def cost_and_ends(t, columns, work, recompute, q: Question):
     def one_array(figures):   # [figure, variant, row], although some are the same for all rows
         *found, _ = np.broadcast_arrays(*figures, job.tp)
         return np.stack(found)
-    return np.stack([one_array(cost) for cost in costs]), one_array(ends)
+    by_kind = [np.split(one_array(itertools.chain(*kinds)), len(kinds)) for kinds in costs]
+    return np.array(by_kind), one_array(ends)
 
 # %% ../nbs/88a_search.ipynb #6a4c89d7
 class Fitting(NamedTuple):
@@ -583,7 +585,7 @@ def lower_bounds(f: Fitting):  # s, [variant, configuration]
     column = layers.column[rows, places]
     start = first_rows(rows)   # of each layer's placements
     def best_placed(x): return np.minimum.reduceat(x[..., column], start, axis=-1)
-    cost = LayerCost(*map(best_placed, layers.cost))
+    cost = tuple(LayerCost(*map(best_placed, kind)) for kind in layers.cost)
     ends = tuple(map(best_placed, layers.ends))
     which = np.searchsorted(rows[start], layers.priced_layer)   # of each configuration
     t, pricer = space.t | {'nvlink_pp': space.t['pp']}, pricer_of(q.system, q.assumptions)
@@ -1553,7 +1555,7 @@ def totals(df_mlp, df_sa, df_dp, df_pp, depth, pp=1, dp=1, number_micro_batches=
     parts = [passes * add(f't_fwd_{part}', f't_bwd_{part}') for part in ('comp', 'mem', 'comm')]
     bubble = (pp - 1) * (passes * add('t_fwd', 't_bwd') + sent) / N
     stored = Stored(add('weights_mem'), 0., add('activation_buffer'), 0.)
-    work = Workload(Layouts(micro_batches=N, pp=pp, dp=dp * m2), depth, stored)
+    work = Workload(Layouts(micro_batches=N, pp=pp, dp=dp * m2), depth, (stored,))
     found = figures(Times(*parts, reduced, sent, bubble), memory_of(work),
                     passes * add('flops_fwd', 'flops_bwd'))
     stats = paper_statistics(found)

@@ -17,7 +17,7 @@ import numpy as np
 from transformer_perf.inputs import nearest
 from transformer_perf.models import Model
 from transformer_perf.schedules import most_held, time_played
-from transformer_perf.quantities import Quantity, depending, named, stacked_column
+from transformer_perf.quantities import Quantity, depending, named
 from transformer_perf.estimates import Operation, Roofline, Work
 from transformer_perf.parameters import interval, untested_longer
 from transformer_perf.kernels import pricer_of
@@ -28,8 +28,7 @@ from transformer_perf.modules import (
 from transformer_perf.timeline import (
     MEMORY_PARTS, TIMES, Memory, PipelineStage, Times, all_figures, fullness, idle_when_played,
     is_held_by_formula, iteration_times, job_of, memory_at, memory_of, memory_on_ranks,
-    memory_that_stays, micro_batch_overhead, of_each_kind, own_stages, pass_times,
-    priced_estimate, utilization)
+    memory_that_stays, micro_batch_overhead, own_stages, pass_times, priced_estimate, utilization)
 from transformer_perf.traced import (
     Explanation, ToldMeasured, leaves_of, with_leaves)
 
@@ -93,16 +92,14 @@ def told_job(one):  # (ToldJob, who prices it)
     return job, ToldMeasured(pricer_of(system, a), known, parameters)
 
 # %% ../nbs/88_explained.ipynb #5e0000b3
-def layers_by_name(costs: LayerCost):
+def layers_by_name(costs):  # tuple of LayerCost
     "What a layer of each kind takes, by name."
-    def called(x, name, unit): return x.called(name, unit, summed_layer) if x else 0.
-    found = {}
-    for field, x in costs._asdict().items():
+    several = len(costs) > 1
+    def called(field, x, i):
         unit = 'TFLOP' if field == 'flops' else 's'
-        if np.ndim(x) == 0: found[field] = called(x, field, unit)
-        else: found[field] = stacked_column(
-            [called(each, f'{field}_{i}', unit) for i, each in enumerate(x, 1)])
-    return type(costs)(**found)
+        return x.called(f'{field}_{i}' if several else field, unit, summed_layer) if x else 0.
+    return tuple(LayerCost(*(called(field, x, i) for field, x in cost._asdict().items()))
+                 for i, cost in enumerate(costs, 1))
 
 # %% ../nbs/88_explained.ipynb #5e0000b7
 class Played(NamedTuple):
@@ -147,7 +144,7 @@ def _told_memory(work: Workload, played: Played):  # Memory
     if played.stage is None: return memory_of(work)
     stay = memory_that_stays(work, played.stage)
     p = work.layouts
-    of_a_layer = of_each_kind(work, work.stored.activations)
+    of_a_layer = [kind.activations for kind in work.stored]
     saved = depending(played.saved, 'saved_at_once', *of_a_layer, work.depth, p.pp,
                       p.virtual_stages, p.micro_batches, unit='GB', of=most_held)
     return stay._replace(activations=stay.activations + saved)
@@ -166,9 +163,10 @@ def figures_told(one):  # dict: column -> Quantity
     ends = tuple(count_operations([*map(operation_by_name, end.operations)], end.groups, job.units)
                  for end in work.ends)
     work = work._replace(
-        ends=ends, stored=by_name(work.stored, 'GB'), beside=by_name(work.beside, 'GB'),
+        ends=ends, beside=by_name(work.beside, 'GB'),
+        stored=tuple(by_name(kind, 'GB') for kind in work.stored),
         weights=by_name(work.weights, 'GB', 'end_'), frozen=by_name(work.frozen, 'GB', 'end_'),
-        matrices=by_name(work.matrices, before='matrix_'))
+        matrices=tuple(by_name(kind, before='matrix_') for kind in work.matrices))
     priced = prices_of(work, pricer)
     ends = [named(seconds, name, 's', seconds_of_ends)
             for name, seconds in zip(('first_end', 'last_end'), priced.ends)]

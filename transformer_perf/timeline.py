@@ -13,8 +13,8 @@ __all__ = ['GROUPS', 'PLACES', 'TIMES', 'COMPONENTS', 'COMPONENTS_IN_FULL', 'MEM
            'iteration_times', 'Memory', 'StageWeights', 'largest_units', 'weights_held', 'gradients_held', 'memory_at',
            'states_held', 'host_has_room', 'other_copies', 'fullness', 'memory_of', 'memory_bound', 'must_fit_GB',
            'memory_needed', 'components', 'figures', 'counted_and_priced', 'at_prices', 'utilization', 'all_figures',
-           'seconds_and_GB', 'statistics', 'own_stages', 'of_each_kind', 'figures_of_chunks', 'pass_times', 'passes_in',
-           'play', 'micro_batch_overhead', 'idle_when_played', 'played_bubble', 'played_bubbles', 'memory_that_stays',
+           'seconds_and_GB', 'statistics', 'own_stages', 'figures_of_chunks', 'pass_times', 'passes_in', 'play',
+           'micro_batch_overhead', 'idle_when_played', 'played_bubble', 'played_bubbles', 'memory_that_stays',
            'memory_on_ranks', 'exact_memory', 'memory_played', 'exact_figures', 'exact_table', 'exact_figures_of_each',
            'memories_played', 'job_of_estimate', 'priced_estimate']
 
@@ -479,15 +479,14 @@ def dealt_out(work: Workload, layers, *more):  # tuple
     return tuple(depending(x, 'layers', *on, of=unlike_stages) for x in layers)
 
 # %% ../nbs/87_timeline.ipynb #83c55b84
-def mean_layer(parts, layers):
-    "The mean of so many layers of each kind; `parts` have the kinds along a first axis."
-    if len(layers) == 1: return parts
+def mean_layer(kinds, layers):
+    "The mean of so many layers of each kind."
+    first, *others = kinds
+    if not others: return first
     total = np.maximum(sum(layers), 1)
-    found = []
-    for name, x in parts._asdict().items():
-        mean = sum(n * x[k] for k, n in enumerate(layers)) / total
-        found.append(named(mean, name, unit_among(x)))
-    return type(parts)(*found)
+    means = [named(_summed_over_kinds(layers, each) / total, name, unit_among(each))
+             for name, each in zip(first._fields, zip(*kinds))]
+    return type(first)(*means)
 
 # %% ../nbs/87_timeline.ipynb #83c55b85
 class Load(NamedTuple):
@@ -518,7 +517,7 @@ def stage_cost(priced: PricedWork, load: Load):  # StageCost
 
 def slowest_stage(priced: PricedWork):  # StageCost
     "The stage that sets the pace."
-    seconds = of_each_kind(priced.work, priced.layers.forward + priced.layers.backward)
+    seconds = [cost.forward + cost.backward for cost in priced.layers]
     busy = lambda load: _summed_over_kinds(load.layers, seconds) + load.ends
     return stage_cost(priced, _with_most(busy, loads_of(priced)))
 
@@ -609,10 +608,9 @@ def least_iteration_seconds(priced: PricedWork, more):  # s
     *figures, rank = np.moveaxis(of_each_pipeline(work, _ranks_that_wait), 0, -1)
     own, met = np.split(np.array(figures), 2)   # each: layers of each kind, both ends
     back = 1 - 1 * own_figure(p.schedule, lambda s: s.splits)
-    kinds = functools.partial(of_each_kind, work)
     path_of_ends = [(1 + 2 * back) / 3 * end for end in ends]   # as in `pass_times`
-    work_of = [*kinds(costs.forward + costs.backward), *ends]
-    path_of = [*kinds(costs.forward + back * costs.backward), *path_of_ends]
+    work_of = [*(cost.forward + cost.backward for cost in costs), *ends]
+    path_of = [*(cost.forward + back * cost.backward for cost in costs), *path_of_ends]
     of_ranks = lambda x: np.expand_dims(x, -1)   # the same on all of them
     busy = _summed_over_kinds(own, map(of_ranks, work_of)) + of_ranks(more)
     before = _summed_over_kinds(met, map(of_ranks, path_of))
@@ -725,7 +723,7 @@ def _working_memory_GB(work: Workload, recomputed, copied, first, last):  # GB
 class StageWeights(NamedTuple):
     "Weights of a stage: those that train, or the others."
     parts: list     # of (GB, GPUs that may share them out)
-    stored: Stored  # by a layer of each kind
+    stored: tuple   # of Stored: by a layer of each kind
     layers: float   # how many, of both stages of a rank that holds two
     ends: float     # GB
     table: float    # GB of an embedding table
@@ -770,26 +768,20 @@ def largest_units(work: Workload, at: PipelineStage, own: StageWeights, units, s
     """The most that so many units in a row weigh, layers and tables; or all, unless `some`.
 
     `still`: weights of the same units that do not train."""
-    ends, each = own.ends, _layers_that_go(work, own)
+    ends, each = own.ends, _layers_that_go(work.layouts, own)
     if still:   # tables train, or they do not
         ends = ends + still.ends
-        each = [x + y for x, y in zip(each, _layers_that_go(work, still))]
+        each = [x + y for x, y in zip(each, _layers_that_go(work.layouts, still))]
     tables = (ends > 0) + 1. * (ends > 1.5 * own.table)
     every = _summed_over_kinds(at.layers, each) * stages_held(work.layouts) + ends
     found = _longest_run(work, at, own.layers, units, [*each, np.minimum(ends, own.table)])
     return where(some & (units < own.layers + tables), found, every)
 
-def _layers_that_go(work: Workload, own: StageWeights):  # list of GB
-    "Of a layer of each kind, the weights that come and go."
-    alike = work.order is None
-    stored = [own.stored] if alike else map(Stored._make, zip(*own.stored))   # of each kind
-    return [_comes_and_goes(work.layouts, of, own) for of in stored]
-
-def _comes_and_goes(p: Layouts, of: Stored, own: StageWeights):  # GB
-    "Of a layer's weights; the others are here anyway."
+def _layers_that_go(p: Layouts, own: StageWeights):  # list of GB
+    "Of a layer of each kind, the weights that come and go; the others are here anyway."
     away = on_host(p.offload, 'weights') > 0
-    return sum(GB * ((gpus > 1) | own.copied | away)
-               for (GB, _), (_, gpus) in zip(weight_parts(p, of), own.parts))
+    goes = [(gpus > 1) | own.copied | away for _, gpus in own.parts]
+    return [sum(GB * one for (GB, _), one in zip(weight_parts(p, of), goes)) for of in own.stored]
 
 # %% ../nbs/87_timeline.ipynb #05d346de
 def _weights_of_stage(work: Workload, at: PipelineStage, of: Stored):  # StageWeights
@@ -807,12 +799,12 @@ def _frozen_of_stage(work: Workload, at: PipelineStage, of: Stored):  # StageWei
     "Those that do not train; none where all do."
     if not adapted(work.layouts.adapters).some: return None
     frozen = lambda of: of._replace(weights=of.frozen, routed=of.frozen_routed)
-    return _held_by_stage(work, at, frozen(of), frozen(work.stored), work.frozen)
+    return _held_by_stage(work, at, frozen(of), tuple(map(frozen, work.stored)), work.frozen)
 
 def _held_by_stage(
     work: Workload, at: PipelineStage,
-    mean: Stored, each: Stored,   # by the mean layer of the stage, and by a layer of each kind
-    of_ends,                      # EndWeights
+    mean: Stored, each: tuple,   # by the mean layer of the stage; Stored by a layer of each kind
+    of_ends,                     # EndWeights
 ):  # StageWeights
     "Weights of layers and ends, and the GPUs that may share them out."
     layers = sum(at.layers) * stages_held(work.layouts)
@@ -880,13 +872,13 @@ def _saved_at(work: Workload, at: PipelineStage, of: Stored, least):  # GB
     "Activations that a stage keeps: exact with one chunk, else as if all were its longest."
     saved = _saved_micro_batches(work.layouts, at.rank) * sum(at.layers)
     if not least: return saved * of.activations * at.widest
-    kinds = of_each_kind(work, work.stored.activations)   # no less than if all were its shortest
-    return saved * functools.reduce(np.minimum, kinds) * at.narrowest
+    of_kinds = (kind.activations for kind in work.stored)   # no less than if all were its shortest
+    return saved * functools.reduce(np.minimum, of_kinds) * at.narrowest
 
 def _layer_working_set(work: Workload, at: PipelineStage, of: Stored):  # (GB, GB)
     "Held while a layer works: the most that one recomputes; and what two have from the host."
-    kinds = zip(of_each_kind(work, work.stored.recomputed), at.layers)
-    each = [GB * (number > 0) for GB, number in kinds]   # none of what is not there
+    there = zip(work.stored, at.layers)
+    each = [kind.recomputed * (number > 0) for kind, number in there]   # none of what is not
     recomputed = functools.reduce(np.maximum, each)
     if not any_of(of.offloaded): return recomputed, 0.
     return recomputed, np.minimum(sum(at.layers), 2) * of.offloaded
@@ -1083,10 +1075,6 @@ def _held_by_chunks(pattern, p, v, layout):  # array [kind, then 3, chunk]
     return np.vstack([layers, ends, np.ones(len(chunks))])
 
 # %% ../nbs/87_timeline.ipynb #5c0ed007
-def of_each_kind(work: Workload, x):  # list
-    "A figure of each kind of layer."
-    return [x] if work.order is None else [*x]
-
 def figures_of_chunks(work: Workload, *figures):  # array [chunk, figure, ...]
     "Figures of each chunk: each a list, of a layer of each kind, of both ends, and of any chunk."
     p = work.layouts
@@ -1098,7 +1086,8 @@ def figures_of_chunks(work: Workload, *figures):  # array [chunk, figure, ...]
 
 def _saved_on_chunks(work: Workload):  # array [chunk, ...]
     "GB of activations that a pass of each chunk keeps."
-    return figures_of_chunks(work, [*of_each_kind(work, work.stored.activations), 0., 0., 0.])[:, 0]
+    of_kinds = [kind.activations for kind in work.stored]
+    return figures_of_chunks(work, [*of_kinds, 0., 0., 0.])[:, 0]
 
 # %% ../nbs/87_timeline.ipynb #5c0ed003
 def pass_times(
@@ -1109,9 +1098,10 @@ def pass_times(
     work, costs = priced.work, priced.layers
     third = [end / 3 for end in priced.ends]
     own = more / 2 / work.layouts.virtual_stages
-    def of_pass(of_layers, of_chunk): return [*of_each_kind(work, of_layers), *third, of_chunk]
-    F, B, W = costs.forward, costs.backward - costs.late, costs.late
-    found = figures_of_chunks(work, of_pass(F, own), of_pass(B, own), of_pass(W, 0.))
+    each = [(cost.forward, cost.backward - cost.late, cost.late) for cost in costs]   # F, B, W
+    F, B, W = zip(*each)
+    found = figures_of_chunks(
+        work, [*F, *third, own], [*B, *third, own], [*W, *third, 0.])
     return found[:, 0], found[:, 1], found[:, 2]
 
 def passes_in(p: Layouts):
@@ -1173,7 +1163,7 @@ def played_bubbles(priced: PricedWork, pace, more):  # s
 def memory_that_stays(work: Workload, at):  # Memory
     "What stages hold between their passes; gradients and gathered weights where these stay."
     p = work.layouts
-    kept_by_no_pass = work.stored._replace(activations=0 * work.stored.activations)
+    kept_by_no_pass = [kind._replace(activations=0 * kind.activations) for kind in work.stored]
     found = memory_at(work._replace(stored=kept_by_no_pass), at)
     if any_of(p.pp == 1): found = found._replace(gradients=memory_at(work, at).gradients)
     if any_of(stays_gathered(p)): found = found._replace(weights=memory_at(work, at).weights)
