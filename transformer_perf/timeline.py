@@ -348,7 +348,6 @@ class PipelineStage(NamedTuple):
     rank: int       # the first one that holds so much
     widest: float = 1.     # layers of its longest chunk over those of its mean one
     narrowest: float = 1.  # layers of its shortest chunk over those of its mean one
-    runs: tuple = ()       # as `_runs_on_ranks`, of each number of units that is asked for
 
 # %% ../nbs/87_timeline.ipynb #83c55b86
 def chunks_held(pattern, p, v, layout):  # list of str, the letters of each chunk
@@ -358,8 +357,8 @@ def chunks_held(pattern, p, v, layout):  # list of str, the letters of each chun
     return chunks_dealt(rule, pattern.depth, p * v, pattern.mtp_layers, pattern.output)
 
 @lru_cache(maxsize=4096)
-def stages_in_order(pattern, p, v, schedule, layout=None, units=()):  # list of PipelineStage
-    "The stage of every rank; `units`: how long the runs are that tell stages apart, too."
+def stages_in_order(pattern, p, v, schedule, layout=None):  # list of PipelineStage
+    "The stage of every rank."
     places = held_chunks(schedule, p, v)   # [rank, chunk]
     held = _held_by_chunks(pattern, p, v, layout)[:, places]   # [kind, then 3, rank, chunk]
     of_kinds, of_ends = held[:-3], held[-3:-1]
@@ -370,9 +369,7 @@ def stages_in_order(pattern, p, v, schedule, layout=None, units=()):  # list of 
     mean = np.maximum(each.sum(axis=1), 1) / each.shape[1]
     widest, narrowest = each.max(axis=1) / mean, each.min(axis=1) / mean
     columns = layers.T, first, last, np.arange(p), widest, narrowest
-    runs = [_runs_on_ranks(pattern, p, v, schedule, layout, number) for number in units]
-    runs_of_each = zip(*runs) if runs else [()] * p
-    rows = zip(*(column.tolist() for column in columns), runs_of_each)
+    rows = zip(*(column.tolist() for column in columns))
     return [PipelineStage(tuple(own), *others) for own, *others in rows]
 
 @lru_cache(maxsize=4096)
@@ -402,8 +399,7 @@ def distinct_stages(*args):  # list of PipelineStage
 
 def holds_more(a: PipelineStage, b: PipelineStage):
     "Whether a stage holds all that another holds, at least as many micro-batches of it, and more."
-    most = [*zip(a.layers, b.layers), (a.first, b.first), (a.last, b.last), (a.widest, b.widest),
-            *zip(a.runs, b.runs)]
+    most = [*zip(a.layers, b.layers), (a.first, b.first), (a.last, b.last), (a.widest, b.widest)]
     return a != b and a.rank <= b.rank and all(x >= y for x, y in most)
 
 def _has_uneven_chunks(work: Workload):  # bools, of each layout
@@ -432,7 +428,7 @@ def ranks_have_unlike_chunks(work: Workload):  # bools, of each layout
     return several & _has_uneven_chunks(work) & (p.pp > 1)
 
 # %% ../nbs/87_timeline.ipynb #83c55b89
-def stages_of(work: Workload, units=()):  # list of PipelineStage, of columns if layouts are columns
+def stages_of(work: Workload, every_rank=False):  # list of PipelineStage, columns as layouts are
     "The stages that differ; where they differ in their ends alone, the first and the last."
     if stages_alike(work):
         L = (work.layers,)
@@ -442,7 +438,7 @@ def stages_of(work: Workload, units=()):  # list of PipelineStage, of columns if
         last = PipelineStage(L, both, 1., end)
         unlike = any_of(work.beside.table) or work.layouts.assumptions.working_memory
         return [first, last] if unlike else [first]   # which holds as much, or more
-    return unlike_stages(work, units)
+    return unlike_stages(work, every_rank)
 
 # %% ../nbs/87_timeline.ipynb #83c55b88
 def of_each_pipeline(work: Workload, table, *more):  # array [row of a table, figure, ..., layout]
@@ -461,10 +457,11 @@ def of_each_pipeline(work: Workload, table, *more):  # array [row of a table, fi
     every = np.array([(own + own[:1] * most)[:most] for own in tables])
     return np.moveaxis(every, 0, -1).take(which, axis=-1)
 
-def unlike_stages(work: Workload, units=()):  # list of PipelineStage
-    "The stages that differ, dealt out layer by layer."
-    def rows(*asked):   # of each stage that differs
-        stages = distinct_stages(*asked, units)
+def unlike_stages(work: Workload, every_rank):  # list of PipelineStage
+    "The stages that differ, or those of all ranks, dealt out layer by layer."
+    of_pipeline = stages_in_order if every_rank else distinct_stages
+    def rows(*asked):   # of each stage
+        stages = of_pipeline(*asked)
         return [(*s.layers, s.first, s.last, s.rank, s.widest, s.narrowest) for s in stages]
     found = []
     for stage in of_each_pipeline(work, rows):
@@ -738,11 +735,9 @@ def _shares_out(parts):
     "Whether several GPUs may share any of some weights; parts: (GB, GPUs)."
     return sum(gpus for _, gpus in parts) > len(parts)
 
-def _numbers_of_units(work: Workload):  # tuple
-    "How long the runs are that count where layers are unlike and copies share out what they hold."
-    p = work.layouts
-    if work.order is None or not any_of(p.zero_stage > 1): return ()
-    return int(plain(p.assumptions.zero_gathered)), 1   # of weights, and of gradients
+def _order_counts(work: Workload):  # bool
+    "Whether stages with the same layers differ by their order: copies share out what they hold."
+    return work.order is not None and any_of(work.layouts.zero_stage > 1)
 
 def _longest_run(work: Workload, at: PipelineStage, layers, units, each):  # GB
     "The most of so many units in a row on a rank; `each`: of a layer of each kind, and of a table."
@@ -954,7 +949,7 @@ def fullness(p: Layouts, memory: Memory):  # GB
 
 def memory_of(work: Workload, least=False):  # Memory
     "Peak memory of the fullest stage; or the least that it can be where chunks differ."
-    stages = stages_of(work, _numbers_of_units(work))
+    stages = stages_of(work, every_rank=_order_counts(work))
     held = (memory_at(work, stage, least) for stage in stages)
     return _with_most(functools.partial(fullness, work.layouts), held)
 
@@ -1052,14 +1047,15 @@ def own_stages(work: Workload):  # list of PipelineStage
     return stages_in_order(*_stages_asked(work))
 
 @lru_cache(maxsize=4096)
-def _stages_at_rest(*asked):  # (PipelineStage of columns, which of them each rank is)
-    "The stages that differ in what they hold all the time, whichever rank and chunks hold it."
+def _stages_at_rest(every_rank, *asked):  # (PipelineStage of columns, which of them each rank is)
+    "The stages that differ in what they hold all the time, or all, whichever chunks hold it."
     stages = stages_in_order(*asked)
-    alike = [stage._replace(rank=0, widest=1.) for stage in stages]   # what they hold at rest
+    alike = stages
+    if not every_rank: alike = [stage._replace(rank=0, widest=1.) for stage in stages]
     different = list(dict.fromkeys(alike))
     which = np.array([different.index(stage) for stage in alike])
     examples = [stages[alike.index(stage)] for stage in different]
-    layers, *others, _ = zip(*examples)
+    layers, *others = zip(*examples)
     of_kinds = tuple(map(np.array, zip(*layers)))
     return PipelineStage(of_kinds, *map(np.array, others)), which
 
@@ -1171,14 +1167,14 @@ def memory_that_stays(work: Workload, at):  # Memory
 
 def memory_on_ranks(work: Workload):  # (Memory at its peak, Memory that stays), GB, [rank]
     "What each rank of one configuration holds."
-    stages, of_rank = _stages_at_rest(*_stages_asked(work), _numbers_of_units(work))
+    stages, of_rank = _stages_at_rest(_order_counts(work), *_stages_asked(work))
     each = memory_that_stays(work, stages)
     stay = Memory(*(np.broadcast_to(GB, stages.first.shape)[of_rank] for GB in each))
     return _at_peak(work, stay), stay
 
 def _peaks_on_ranks(work: Workload, number):  # Memory at its peak, GB, [layout, rank]
     "What each rank holds in each of so many layouts whose passes come in one order."
-    stages, of_rank = _stages_at_rest(*_stages_asked(work), _numbers_of_units(work))
+    stages, of_rank = _stages_at_rest(_order_counts(work), *_stages_asked(work))
     kinds = len(stages.first)
     row, kind = np.divmod(np.arange(number * kinds), kinds)   # each layout with each stage
     at = PipelineStage(fields_at(stages.layers, kind), *fields_at(stages[1:], kind))
