@@ -21,7 +21,7 @@ from transformer_perf.execution import (
     MOST_REPLAYED, column_of_all, fitting, questions, search_subject)
 from transformer_perf.iteration import known_runs, never_run, rank_seconds, readable
 from transformer_perf.timeline import (
-    GROUPS, PLACES, counted_and_priced, exact_figures_of_each, exact_table, iteration_times,
+    GROUPS, PLACES, counted_and_priced, exact_figures, exact_table, iteration_times,
     least_bubble, priced_estimate)
 from transformer_perf.schedules import SCHEDULES, check_schedule
 from transformer_perf.systems import as_system
@@ -236,7 +236,7 @@ def test_no_order_of_passes_is_faster_than_its_bound(seed):
     if not (found := case.table()): return
     about = case.model, case.system, case.batch, case.assumed.on(case.system)
     priced = counted_and_priced(found, *about)
-    played = exact_figures_of_each(priced)['iteration_s']
+    played = exact_figures(priced)['iteration_s']
     bound = iteration_times(priced, bubble_of=least_bubble).total
     assert np.all(bound <= played * (1 + 1e-12))
     alike = (found['schedule'] == '1f1b') & (case.model.depth % (

@@ -217,6 +217,9 @@ class Layouts(Choices):
         columns = (x for x in vars(self).values() if isinstance(x, np.ndarray) and x.ndim)
         return next(columns, 0.)
 
+    @property
+    def number(self): return np.size(self.column)   # of layouts
+
     @cached_property
     def pipelines(self):  # (which of them each layout has, list of (pp, virtual_stages, schedule))
         "The pipelines that differ."

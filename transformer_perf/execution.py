@@ -32,7 +32,7 @@ from .modules import (
     LayerCost, PricedWork, Workload, copies_overlap, costs_at_places, count, expert_rules,
     fields_at, halves_of, in_layouts, leaves_rows, reduces_each, sharing_rules)
 from transformer_perf.timeline import (
-    COMPONENTS, FIGURES, GROUPS, PLACES, adapters_of, exact_figures_of_each, exact_table,
+    COMPONENTS, FIGURES, GROUPS, PLACES, adapters_of, exact_figures, exact_table,
     host_has_room, is_timed_by_formula, iteration_times, job_of, layouts_of, least_bubble,
     memories_played, memory_needed, memory_of, must_fit_GB, placed_by_rank,
     ranks_have_unlike_chunks)
@@ -708,7 +708,7 @@ def figures_found(f: Fitting, variant, i, j):  # dict of columns
     priced = priced_candidates(f.placeable.at(i, j), layers, i, j)
     if counts_places(q.model, priced.work.layouts):   # layers were counted unplaced
         return _figures_anew(f, variant, i, j)
-    return exact_figures_of_each(priced)
+    return exact_figures(priced)
 
 def counts_places(model, layouts):
     "Whether what layers count depends on which GPUs share an NVLink domain."
@@ -796,7 +796,7 @@ def _fitting_when_played(t, fit, known):  # bools
         new = [(own, i) for search_of, own, i in unknown if search_of == at and f.unsure[i]]
         if not new: continue
         every = _played_work(f, *np.array(new).T)
-        memory = memories_played(every, memory_of(every), len(new))
+        memory = memories_played(every, memory_of(every))
         GB = np.broadcast_to(must_fit_GB(every.layouts, memory), len(new))
         for (own, i), held in zip(new, GB.tolist()): known[at, own, i] = held
     room = np.ravel(system.hbm_capacity)   # of each variant, or of all

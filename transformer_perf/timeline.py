@@ -14,9 +14,8 @@ __all__ = ['GROUPS', 'PLACES', 'TIMES', 'COMPONENTS', 'COMPONENTS_IN_FULL', 'MEM
            'states_held', 'host_has_room', 'other_copies', 'fullness', 'memory_of', 'memory_bound', 'must_fit_GB',
            'memory_needed', 'components', 'figures', 'counted_and_priced', 'at_prices', 'utilization', 'all_figures',
            'seconds_and_GB', 'statistics', 'own_stages', 'figures_of_chunks', 'pass_times', 'passes_in', 'play',
-           'micro_batch_overhead', 'idle_when_played', 'played_bubble', 'played_bubbles', 'memory_that_stays',
-           'memory_on_ranks', 'exact_memory', 'memory_played', 'exact_figures', 'exact_table', 'exact_figures_of_each',
-           'memories_played', 'job_of_estimate', 'priced_estimate']
+           'micro_batch_overhead', 'idle_when_played', 'played_bubble', 'memory_that_stays', 'memory_on_ranks',
+           'memory_played', 'exact_figures', 'exact_table', 'memories_played', 'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
@@ -1119,10 +1118,10 @@ def micro_batch_overhead(p: Layouts, times: Times):  # s
 
 ORDER = ('schedule', 'pp', 'virtual_stages', 'micro_batches')   # what the passes follow
 
-def _grouped_by_order(p: Layouts, number):  # yields (some of them, which they are)
+def _grouped_by_order(p: Layouts):  # yields (some of them, which they are)
     "Layouts by the order of their passes; in each group the fields of `ORDER` are plain values."
     found = {}
-    columns = (np.broadcast_to(getattr(p, name), number).tolist() for name in ORDER)
+    columns = (np.broadcast_to(getattr(p, name), p.number).tolist() for name in ORDER)
     for i, order in enumerate(zip(*columns)): found.setdefault(order, []).append(i)
     for order, rows in found.items():
         rows = np.array(rows)
@@ -1143,16 +1142,12 @@ def idle_when_played(p: Layouts, pace, more, total):  # s
     "What the slowest stage idles in a schedule of `total` s; the others as in `bubble_time`."
     return np.maximum(total - p.micro_batches * (pace + more), 0.)
 
-def played_bubble(priced: PricedWork, pace, more):  # s
-    "As `bubble_time`, of one order of passes, played where no formula holds."
-    return _bubble_of_order(priced, pace, more, bubble_time(priced, pace, more))
-
-def played_bubbles(priced: PricedWork, pace, more):  # s
-    "As `played_bubble`, of layouts of several orders."
-    found = np.array(bubble_time(priced, pace, more))
-    for layouts, rows in _grouped_by_order(priced.work.layouts, found.size):
-        some = priced.at(rows, layouts)
-        found[rows] = _bubble_of_order(some, *fields_at((pace, more), rows), found[rows])
+def played_bubble(priced: PricedWork, pace, more):  # s, [..., layout]
+    "As `bubble_time`, played where no formula holds."
+    found = np.array(bubble_time(priced, pace, more), ndmin=1)
+    for layouts, rows in _grouped_by_order(priced.work.layouts):
+        some, own = priced.at(rows, layouts), fields_at((pace, more), rows)
+        found[..., rows] = _bubble_of_order(some, *own, found[..., rows])
     return found
 
 # %% ../nbs/87_timeline.ipynb #5c0ed005
@@ -1165,22 +1160,19 @@ def memory_that_stays(work: Workload, at):  # Memory
     if any_of(stays_gathered(p)): found = found._replace(weights=memory_at(work, at).weights)
     return found
 
+def _stay_on_ranks(work: Workload):  # Memory, GB, [layout, rank]
+    "What each rank holds between its passes, of layouts whose passes come in one order."
+    stages, of_rank = _stages_at_rest(_order_counts(work), *_stages_asked(work))
+    number, kinds = work.layouts.number, len(stages.first)
+    row, kind = np.divmod(np.arange(number * kinds), kinds)   # each layout with each stage
+    each = memory_that_stays(work.at(row, work.layouts.at(row)), fields_at(stages, kind))
+    by_layout = (np.broadcast_to(GB, row.shape).reshape(number, kinds) for GB in each)
+    return Memory(*(GB[:, of_rank] for GB in by_layout))
+
 def memory_on_ranks(work: Workload):  # (Memory at its peak, Memory that stays), GB, [rank]
     "What each rank of one configuration holds."
-    stages, of_rank = _stages_at_rest(_order_counts(work), *_stages_asked(work))
-    each = memory_that_stays(work, stages)
-    stay = Memory(*(np.broadcast_to(GB, stages.first.shape)[of_rank] for GB in each))
+    stay = Memory(*(GB[0] for GB in _stay_on_ranks(work)))
     return _at_peak(work, stay), stay
-
-def _peaks_on_ranks(work: Workload, number):  # Memory at its peak, GB, [layout, rank]
-    "What each rank holds in each of so many layouts whose passes come in one order."
-    stages, of_rank = _stages_at_rest(_order_counts(work), *_stages_asked(work))
-    kinds = len(stages.first)
-    row, kind = np.divmod(np.arange(number * kinds), kinds)   # each layout with each stage
-    at = PipelineStage(fields_at(stages.layers, kind), *fields_at(stages[1:], kind))
-    each = memory_that_stays(work.at(row, work.layouts.at(row)), at)
-    by_layout = (np.broadcast_to(GB, row.shape).reshape(number, kinds) for GB in each)
-    return _at_peak(work, Memory(*(GB[:, of_rank] for GB in by_layout)))
 
 def _at_peak(work: Workload, stay: Memory):  # Memory
     "What ranks hold when they keep most activations; `stay`: between passes, [..., rank]."
@@ -1193,12 +1185,6 @@ def _of_fullest_rank(p: Layouts, each: Memory):  # Memory
     fullest = np.argmax(fullness(p, each), axis=-1, keepdims=True)
     return Memory(*(np.take_along_axis(x, fullest, -1)[..., 0] for x in each))
 
-def exact_memory(work: Workload):  # Memory
-    "Peak memory of one configuration."
-    if is_held_by_formula(work): return memory_of(work)
-    full, _ = memory_on_ranks(work)
-    return _of_fullest_rank(work.layouts, full)
-
 # %% ../nbs/87_timeline.ipynb #5c0ed015
 def memory_played(work: Workload, run):  # (Held, Memory: what each rank holds throughout)
     "What each rank holds over time."
@@ -1206,31 +1192,26 @@ def memory_played(work: Workload, run):  # (Held, Memory: what each rank holds t
     return memory_over_time(run, s.splits, _saved_on_chunks(work), fixed.total), fixed
 
 # %% ../nbs/87_timeline.ipynb #5c0ed008
-def exact_figures(priced: PricedWork, times: Times):  # dict
-    "Every figure of one configuration, its schedule played where no formula holds."
-    work = priced.work
-    if not is_timed_by_formula(work): times = iteration_times(priced, bubble_of=played_bubble)
-    return all_figures(priced, times, exact_memory(work))
+def exact_figures(priced: PricedWork, times: Times = None):  # dict of columns; times: by formula
+    "Every figure of each layout; those of one order of passes are played together, if they must."
+    work, memory = priced.work, memory_of(priced.work)
+    if is_timed_by_formula(work):
+        return all_figures(priced, times or iteration_times(priced), memory)
+    times = iteration_times(priced, bubble_of=played_bubble)
+    return all_figures(priced, times, memories_played(work, memory))
 
 # %% ../nbs/87_timeline.ipynb #5c0ed016
 def exact_table(t, *asked):  # dict of columns
     "As `statistics`, of a table of a few configurations: `exact_figures` of each."
-    return exact_figures_of_each(counted_and_priced(t, *asked))
+    return exact_figures(counted_and_priced(t, *asked))
 
-def exact_figures_of_each(priced: PricedWork):  # dict of columns
-    "`exact_figures` of each of many layouts, those of one order of passes played together."
-    work, memory = priced.work, memory_of(priced.work)
-    if is_timed_by_formula(work): return all_figures(priced, iteration_times(priced), memory)
-    times = iteration_times(priced, bubble_of=played_bubbles)
-    return all_figures(priced, times, memories_played(work, memory, np.size(times.total)))
-
-def memories_played(work: Workload, memory: Memory, number):  # Memory
-    "The memory of so many layouts, played where stages are unlike."
-    memory = Memory(*(np.array(np.broadcast_to(x, number)) for x in memory))
-    for layouts, rows in _grouped_by_order(work.layouts, number):
+def memories_played(work: Workload, memory: Memory):  # Memory, [layout]
+    "The memory of each layout, which a formula gave, played where stages are unlike."
+    memory = Memory(*(np.array(np.broadcast_to(x, work.layouts.number)) for x in memory))
+    for layouts, rows in _grouped_by_order(work.layouts):
         some = work.at(rows, layouts)
         if is_held_by_formula(some): continue
-        full = _of_fullest_rank(layouts, _peaks_on_ranks(some, len(rows)))
+        full = _of_fullest_rank(layouts, _at_peak(some, _stay_on_ranks(some)))
         for column, GB in zip(memory, full): column[rows] = GB
     return memory
 
