@@ -14,14 +14,15 @@ from transformer_perf import Parallel, estimate, search
 from transformer_perf.advice import fits, improve, plan, why_not
 from transformer_perf.advice.neighbours import case_of, steps_of
 from transformer_perf.cli import run_command
-from transformer_perf.estimates import CHOICES, RECIPES, Recipe, as_assumptions
+from transformer_perf.estimates import CHOICES, RECIPES, Recipe, as_assumptions, peak_rate
 from transformer_perf.execution import KIND
 from transformer_perf.interop import Job, as_job, export
 from transformer_perf.iteration import readable
+from transformer_perf.kernels import MEASURED_AT
 from transformer_perf.models import Model, as_model
 from transformer_perf.schedules import SCHEDULES
 from transformer_perf.software import Software, as_software, known_software
-from transformer_perf.systems import GPU_VARIANTS, as_system
+from transformer_perf.systems import GPU_VARIANTS, PRECISIONS, as_system
 from transformer_perf.timeline import PLACES
 from transformer_perf.validation import predict
 from transformer_perf.validation.runs import RUN_COLUMNS, sheet_of_run
@@ -332,6 +333,16 @@ def test_what_was_not_measured_is_no_library_and_no_rate(monkeypatch):
     monkeypatch.setitem(RECIPES, 'int8', Recipe('int8', 1, 4, 2))
     with pytest.raises(ValueError, match="unknown rate of a precision 'int8'"):
         ask(p={'precision': 'int8'})
+    monkeypatch.setitem(PRECISIONS, 'int8', 'matrix_flops_fp8')
+    monkeypatch.setitem(RECIPES, 'int8', Recipe('int8', 1, 4, 2, one_scale=True))
+    h100 = as_system('H100-80GB')
+    assert peak_rate('int8', h100) == h100.matrix_flops_fp8
+    with pytest.raises(ValueError, match='A100-80GB.* has no matrix_flops_fp8'):
+        peak_rate('int8', as_system('A100-80GB'))
+    with pytest.raises(ValueError, match="unknown rate of a precision 'int8'; known: bf16, fp8"):
+        ask(p={'precision': 'int8'})
+    monkeypatch.setitem(MEASURED_AT, 'int8', 'fp8')
+    assert ask(p={'precision': 'int8'}).stats == ask(p={'precision': 'fp8'}).stats
 
 
 def test_a_number_of_layers_is_one_value():

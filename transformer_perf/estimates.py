@@ -322,7 +322,7 @@ def roofline(work: Work, system: System, *more):  # (compute s, memory s), both 
     return tuple(x[0] for x in _roofline_of_each(stacked([work], system.units), system, *more))
 
 # %% ../nbs/82g_estimates.ipynb #1648b3e7
-_BITS = dict(bf16=16, fp8=8, fp4=4)   # of a number, at each rate
+_BITS = dict(fp8=8, fp4=4)   # of a float, at rates that some generations lack
 
 def peak_rate(precision, system: System):  # TFLOP/s, dense
     """Of products in a precision; a ValueError where the matrix units have none such.
@@ -332,7 +332,8 @@ def peak_rate(precision, system: System):  # TFLOP/s, dense
     recipe = recipe_of(precision)
     known = generations().get(system.architecture)
     figure = PRECISIONS[recipe.rate]
-    if known and _BITS[recipe.rate] < known.fewest_bits and getattr(system, figure) is None:
+    lacked = known and _BITS.get(recipe.rate, known.fewest_bits) < known.fewest_bits
+    if lacked and getattr(system, figure) is None:
         raise ValueError(f'precision={precision}: system {system.name!r} has no {figure}, for no '
                          f'matrix unit of {system.architecture} GPUs multiplies floats of '
                          f'{_BITS[recipe.rate]} bits')
