@@ -119,6 +119,7 @@ def test_what_deepspeed_hides_depends_on_the_stage(stage):
     ({'name': 'x', 'knows': {'clok': 1}}, "unknown parameter 'clok'"), ({}, "lacks 'name'"),
     ({'name': 'x', 'knows_on': {'Hoper': {}}}, "architecture 'Hoper'"), (7, 'unknown software 7'),
     ({'name': 'x', 'chooses': {'tp_ovrlap': True}}, "tp_ovrlap"),
+    ({'name': 'x', 'takes': {'zero_stage': 1}}, '^zero_stage of takes=1 must be of type list'),
     ({'name': 'x', 'knows': {'wrapped': 3}}, 'wrapped=3'), ('none.json', 'none.json')])
 def test_records_that_are_none(given, message):
     with pytest.raises(ValueError, match=message) as error: estimate(*ABOUT, 'calibrated', given)

@@ -50,8 +50,8 @@ class Software:
         on = self.knows_on or {}
         for architecture in on: nearest(architecture, generations(), 'architecture')
         for field in ('takes', 'takes_in_pipelines', 'approximated'):
-            for values in (getattr(self, field) or {}).values():
-                of_type(values, (list, tuple), field)
+            for name, values in (getattr(self, field) or {}).items():
+                of_type(values, (list, tuple), f'{name} of {field}')
         for values in (self.knows or {}, *on.values()):
             for name in of_type(values, dict, 'knows'): part_of(name)
         for recipe in self.recipes: _check_recipe(recipe)
