@@ -595,7 +595,10 @@ def test_calibrate_refuses_in_one_line(own_files):
     of = lambda *names: ['calibrate', *(own_files / name for name in names), '-o',
                          own_files / 'cal.json']
     has(bad(*of()), 'calibrate needs files and -o FILE')
-    has(bad(*of('products.csv')), 'a system must say where kernels were measured')
+    has(bad(*of('products.csv')), 'a system must say where kernels were measured (--system)')
+    untimed = own_files / 'untimed.csv'
+    untimed.write_text('m,n,k,precision,seconds\n8192,8192,8192,bf16,1e-3\n')
+    has(bad(*of('untimed.csv')), "the table of products lacks the column 'microseconds'")
     runs = own_files / 'runs.csv'
     runs.write_text('layers,hidden,heads,seq_len,global_batch,iteration_s\n32,4096,32,8192,64,7\n')
     has(bad(*of('runs.csv')), 'a system must say where the runs were measured, or their column gpu')

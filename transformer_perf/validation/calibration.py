@@ -648,8 +648,9 @@ def kernels_in(path):  # DataFrame with KERNELS, or None where a file holds runs
         text = read_text(path, LARGEST_LOG)
         return nccl_table(text, checked_path(path).name) if 'busbw' in text else None
     table = read_csv(path)
-    if 'microseconds' in table: return products_table(table)
-    return table_with(table, KERNELS, 'the table of kernels') if 'time_us' in table else None
+    if 'time_us' in table: return table_with(table, KERNELS, 'the table of kernels')
+    products = 'microseconds' in table or {'m', 'n', 'k'} <= {*table}
+    return products_table(table) if products else None
 
 # %% ../../nbs/91b_fits.ipynb #17d00024
 def read_inputs(
@@ -692,7 +693,8 @@ def calibrate_inputs(
     start, fits = as_assumptions(start), []
     if free and runs is None: raise ValueError(f'free={quoted(free)}: only runs tell them')
     if kernels is not None:
-        if system is None: raise ValueError('a system must say where kernels were measured')
+        if system is None: raise ValueError(
+            'a system must say where kernels were measured (--system)')
         fits.append(calibrate_kernels(kernels, system, start))
         start = dataclasses.replace(start, measured=fits[0].calibration)
     if runs is None: return fits
