@@ -433,15 +433,15 @@ def with_length(model: Model, seq_len):  # Model
     if whole_training: whole_training = whole_training * model.seq_len / seq_len
     return dataclasses.replace(model, seq_len=seq_len, train_samples=whole_training)
 
+_OF_BOTH = [f.name for f in dataclasses.fields(CountedJob) if f.name in DEFAULTS]
+
 def sizes_of(model):  # dict
     "What a `CountedJob` takes from a model, or from an object whose sizes are columns."
     own = DEFAULTS | vars(model)
-    same = ('seq_len', 'embed_dim', 'depth', 'mtp_layers', 'tied_embeddings', 'learned_positions',
-            'output_bias', 'output_transform', 'other_embeddings', 'embedding_norm', 'documents')
     blocks = model.blocks if isinstance(model, Model) else blocks_from(model)
     vocab = 0 if own['vocab'] is None else own['vocab']
     more = {'blocks': blocks, 'vocab': vocab, 'output': output_in_layers(model)}
-    return {name: own[name] for name in same} | more
+    return {name: own[name] for name in _OF_BOTH} | more
 
 def output_in_layers(model):  # float
     """What the output multiplies, over what a layer does with attention of as many heads of keys
