@@ -100,7 +100,7 @@ def test_numbers_are_the_reading_order():
     assert len({*numbers}) == len(numbers)
     for before, after in itertools.pairwise(numbers):   # no gaps but between parts
         step = int(after[:2]) - int(before[:2])   # 91a and 91b follow 91
-        assert step == (len(after) == 2) or after.endswith('0')
+        assert step == (len(after) == 2) or after.endswith('0'), f'no gap after {before}: {after}'
 
 
 def test_titles_carry_numbers():
