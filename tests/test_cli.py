@@ -320,9 +320,16 @@ def test_the_papers_names_of_options():
     assert new == old and '2d-seqp' in new
 
 
+def test_a_plan_says_when_it_compares_no_numbers_of_gpus():
+    told = lambda gpus: ' '.join(good('plan', 'llama3.1_8B', '--gpus', gpus).split())
+    only = 'Only one number of GPUs was asked about'
+    assert only in told(64) and only not in told('32,64')
+
+
 def test_lists():
     has(good('models', '--wide'), '1006.666')
-    has(good('systems'), 'MI300X')
+    systems = good('systems')   # how much a GPU holds is asked more often than what it draws
+    has(systems, 'MI300X', '(wired, GPU W, server W: --wide)')
     models = {row['name']: row for row in json.loads(good('models', '--format', 'json'))['rows']}
     names, one = models.keys(), models['deepseek_v3']
     assert {'gpt3', 'gpt3_1T', 'vit_era5'} <= names
@@ -795,7 +802,9 @@ MISTAKES = [
     (['search', '--fixed', 'tp='], '--fixed tp names no number'),
     (['search', '--fixed', 'tp=4,0'], '--fixed tp=0 must be a whole number from 1'),
     (['search', '--fixed', 'cp=1', '--fixed', 'cp=2'], "--fixed: 'cp' is given twice"),
-    (['explain', '--gpus', '8'], 'explain does not take --gpus: search'),
+    (['explain', '--gpus', '8'],
+     'does not take --gpus: search, run-configs, sweep do; here they are tp x cp x pp x dp'),
+    (['estimate', 'gpt3'], "unknown command 'estimate'; `explain` prices one configuration"),
     (['explain', '--system', 'TPU-v5p', '--precision', 'fp8'],
      "precision=fp8 on TPU-v5p: no products in fp8 were measured on GPUs like 'A100'"),
     (['why-not', '--try-precision', 'fp8'], 'why-not does not take --try-precision: improve does'),

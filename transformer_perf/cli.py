@@ -39,7 +39,7 @@ def records(table):  # list of dict, a row each
     return table if isinstance(table, list) else table.to_dict(orient='records')
 
 _SPARED = (   # columns that decide least, the first to go where a table is too wide
-    'f (mlp_dim)', 'h (heads)', 'training samples', 'of them MTP_B', 'layers_B',
+    'server W', 'GPU W', 'wired', 'f (mlp_dim)', 'h (heads)', 'training samples', 'of them MTP_B', 'layers_B',
     'mlp_to_attention', 'worst run', 'fwd memory', 'bwd memory', 'fwd compute', 'bwd compute',
     'forward comm', 'backward comm', 'weights GB', 'gradients GB', 'optimizer GB',
     'activations GB', 'known from', 'other', 'HFU', 'exposed memory', 'PP comm', 'DP comm', 'knobs',
@@ -1348,7 +1348,9 @@ def text_of_plan(found, args):  # str
         if (number := len(found.front)) > args.top:
             parts[-1] += f'({plural(number - args.top, "more row")}, slower: --top {number})\n'
     why = [paragraph(f'{reason}.') for reason in found.reasons]
-    return '\n'.join([*parts, *why, paragraph(' '.join(notes))])
+    alone = 'Only one number of GPUs was asked about (--gpus 256,512,... compares several).'
+    told = [alone, *notes] if len(args.gpus) == 1 else notes
+    return '\n'.join([*parts, *why, paragraph(' '.join(told))])
 
 # %% ../nbs/95_cli.ipynb #11a00011
 USUAL_FACTOR = '2'
@@ -1703,7 +1705,8 @@ def refuse(name, text):
     others = [other for other, flags in takes.items() if flag in flags]
     if others:
         do = 'do' if len(others) > 1 else 'does'
-        raise ValueError(f'{name} does not take {flag}: {", ".join(others[:3])} {do}')
+        own = '; here they are tp x cp x pp x dp' if flag == '--gpus' and '--tp' in takes[name] else ''
+        raise ValueError(f'{name} does not take {flag}: {", ".join(others[:3])} {do}{own}')
     if flag.startswith('-'): nearest(flag, takes[name], f'option of {name}')
     raise ValueError(f'{name} does not take {quoted(text)}')
 
@@ -1770,6 +1773,8 @@ def run_command(texts):  # exit code
         told = f'{perf.__version__}\n'
     elif texts[0] == '--schema': told = schema_text()
     else:
+        if texts[0] == 'estimate':
+            raise ValueError("unknown command 'estimate'; `explain` prices one configuration")
         name = nearest(texts[0], COMMANDS, 'command')
         if '--schema' not in texts[1:]: return answered(name, texts[1:])
         if len(texts) > 2:
