@@ -115,6 +115,34 @@ def test_losses_that_wait_for_their_gradient(name):
         assert most == SCHEDULES[name].losses(p, N)
 
 
+def chunks_summed_at_most_kept(name, p, v, N, rank):
+    "Chunks with gradients of some micro-batches, not of all, when a rank keeps most."
+    last = 'W' if SCHEDULES[name].splits else 'B'
+    kept, back, seen = 0, {}, []
+    for step in SCHEDULES[name].steps(rank, p, v, N):
+        for kind, chunk, _ in step:
+            kept += kind == 'F'
+            back[chunk] = back.get(chunk, 0) + (kind == last)
+            seen.append((kept, sum(n > 0 and (n < N or (kind, c) == (last, chunk))
+                                   for c, n in back.items())))
+            kept -= kind == last
+    most = max(kept for kept, _ in seen)
+    return max(chunks for kept, chunks in seen if kept == most)
+
+
+@EACH
+def test_chunks_whose_gradients_wait_for_more(name):
+    "In one round of micro-batches a chunk is done before the next: pipelines of FSDP reduce then."
+    s = SCHEDULES[name]
+    few = [(name, p, v, N) for p in (4, 6) for v in (1, 2, 3) for N in (2, 3)
+           if possible(s, p, v, N, v)]
+    for _, p, v, N in [*cases_of(name), *few]:
+        at_most = s.summed(p, v, N) * (1 + s.both_ways)   # of both stages of a rank
+        found = [chunks_summed_at_most_kept(name, p, v, N, rank) for rank in range(p)]
+        assert max(found) <= at_most
+        if name == '1f1b' and N <= p: assert max(found) == at_most == 1
+
+
 @EACH
 def test_what_unequal_chunks_hold(name):
     "Each rank step by step: a forward pass begins to hold, the last of its backward passes frees."

@@ -204,6 +204,12 @@ def saved_turns(p, v, N, rank):
     several = (v > 1) & (p > 1)
     return np.minimum(N, np.where(several, (2 * after + (v - 1) * p + 1) / v, after + 1))
 
+def every_chunk(p, v, N): return v
+
+def one_round(p, v, N):  # chunks
+    "Where all micro-batches go through a chunk in one turn, they have gone back before the next."
+    return np.where(N <= p, 1, v)
+
 NEVER = 1 << 62   # micro-batches
 
 def each_time(p, v): return 1
@@ -233,11 +239,13 @@ class Schedule(NamedTuple):
     repeats: Callable = lambda p, v: NEVER   # micro-batches after which an order does the same
     unequal: Callable = None   # (F, B + W of ranks with one chunk) -> where `idle` holds for them
     losses: Callable = lambda p, N: 1   # micro-batches that have a loss, and no gradient yet
+    summed: Callable = every_chunk   # (p, v, N) -> chunks with gradients of some micro-batches
 
 # %% ../nbs/87c_schedules.ipynb #04b00014
 SCHEDULES = {
     '1f1b': Schedule(one_f_one_b, idle_turns, saved_turns, chunks=0, splits=False,
-                     repeats=lambda p, v: p if v > 1 else 1, unequal=last_slowest),
+                     repeats=lambda p, v: p if v > 1 else 1, unequal=last_slowest,
+                     summed=one_round),
     'gpipe': Schedule(gpipe, idle_turns, lambda p, v, N, rank: all_first(p, N),
                       splits=False, unequal=one_slowest, losses=all_first),
     'zb-h1': Schedule(zb_h1, idle_h1, lambda p, v, N, rank: np.minimum(N, p), repeats=each_time),

@@ -826,6 +826,25 @@ def weights_held(work: Workload, at: PipelineStage, own: StageWeights, passing, 
     if any_of(stays): held = where(stays, np.maximum(held, every - passing), held)
     return np.minimum(every, held)
 
+def _reduces_by_chunks(p: Layouts):  # bool
+    "Whether a chunk shares out its gradients when all micro-batches have gone back through it."
+    in_pipelines = (p.pp > 1) & (p.zero_stage > 1) & negated(reduces_often(p))
+    return in_pipelines & p.assumptions.working_memory
+
+@told('summed', '')
+def _chunks_summed(p: Layouts):
+    "Chunks of a rank that have gradients of some micro-batches, not of all, when it keeps most."
+    sizes = p.pp, p.virtual_stages, p.micro_batches
+    return own_figure(p.schedule, lambda s: s.summed(*sizes))
+
+def _summed_by_chunks(work: Workload, at: PipelineStage, own: StageWeights):  # GB
+    "Gradients of a rank: the share of all, and the sums of its largest chunks."
+    p = work.layouts
+    tables = np.minimum(own.ends, own.table)
+    part = np.minimum(at.widest * _chunks_summed(p) / p.virtual_stages, 1)
+    summed = np.minimum(part * (own.every - own.ends) + tables, own.every)
+    return gradient_held(p) / 2 * (weights_on_gpu(own.parts, True) + summed)
+
 @told('gradients', 'GB')
 def gradients_held(work: Workload, at: PipelineStage, own: StageWeights, replaced):  # GB
     """Gradients at the peak: all, or a share of all and those on their way.
@@ -835,6 +854,8 @@ def gradients_held(work: Workload, at: PipelineStage, own: StageWeights, replace
     out = (p.zero_stage > 1) & reduces_often(p)
     found, whole = (gradient_held(p) / 2 * weights_on_gpu(own.parts, flag) for flag in (out, False))
     found = found * (1 - on_host(p.offload, 'optimizer') * out)   # each goes there at once
+    by_chunks = _reduces_by_chunks(p)
+    found = where(by_chunks, if_any(by_chunks, lambda: _summed_by_chunks(work, at, own)), found)
     buckets = p.costs.bucket_bytes / 2 * ((weight_copies(p).size > 1) & negated(out))
     beside = if_any(buckets, lambda: own.every)
     if p.assumptions.working_memory:
@@ -1050,7 +1071,7 @@ def _stages_at_rest(every_rank, *asked):  # (PipelineStage of columns, which of 
     "The stages that differ in what they hold all the time, or all, whichever chunks hold it."
     stages = stages_in_order(*asked)
     alike = stages
-    if not every_rank: alike = [stage._replace(rank=0, widest=1.) for stage in stages]
+    if not every_rank: alike = [stage._replace(rank=0) for stage in stages]
     different = list(dict.fromkeys(alike))
     which = np.array([different.index(stage) for stage in alike])
     examples = [stages[alike.index(stage)] for stage in different]
