@@ -518,6 +518,20 @@ def test_a_switch_that_is_off_is_found():
     assert found.settings[0] == ('tp_overlap on -> off', pytest.approx(slow))
 
 
+def test_what_may_fit_is_not_told_to_be_too_large():
+    "Its count fits, and only what nine of ten runs need at most does not."
+    about = ['llama3.1_405B', Parallel(tp=8, pp=16, dp=128, virtual_stages=4, zero_stage=2,
+                                       reduce_each=False), 'H100-80GB', 2048]
+    one = estimate(*about)
+    assert one.stats['memory_GB'] < 84.9 < one.needed and not one.fits
+    said = 'GPUs may NOT fit, by 1.3 GB: 78.8 GB, 86.2 GB at most of 84.9 GB.'
+    assert said in fits(*about).summary
+    assert ' It may not fit: 78.8 GB, at most 86.2 of 84.9 GB.' in improve(*about).summary
+    about[1] = dataclasses.replace(about[1], zero_stage=1)
+    assert 'GPUs does NOT fit, by 10.7 GB: 95.6 GB at most of 84.9 GB.' in fits(*about).summary
+    assert ' It does not fit: 95.6 of 84.9 GB.' in improve(*about).summary
+
+
 def test_what_was_measured_ran(tmp_path):
     "Its memory has a sentence of its own; that it does not fit, only its prediction says."
     about = 'llama3.1_8B', Parallel(dp=8), 'H100-80GB', 64

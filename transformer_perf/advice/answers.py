@@ -20,7 +20,7 @@ from ..estimates import CHOICES, peak_rate
 from ..timeline import MEMORY_PARTS, PLACES
 from transformer_perf.iteration import (
     HIDING, Estimate, Parallel, beyond_software, changes_something, check_parallel, division_rules,
-    gap, has_unsaid, host_lacks, plural, rank_seconds, rate_in_words, sends_tokens, short,
+    gap, has_unsaid, host_lacks, may_fit, plural, rank_seconds, rate_in_words, sends_tokens, short,
     too_large)
 from ..execution import considered_choices, search, stages_besides, strategies_named
 from ..interop import job_asked, read_log
@@ -146,12 +146,15 @@ def fit_in_words(fit: Fit):  # str
     one = fit.estimate
     over = one.needed - one.system.hbm_capacity
     host = host_lacks(one)
+    unsure = may_fit(one)
+    verb = 'may' if unsure else 'does'
     if over > 0 and host: answer = f'does NOT fit, by {gap(over)} GB, and {host}'
-    elif over > 0: answer = f'does NOT fit, by {gap(over)} GB'
+    elif over > 0: answer = f'{verb} NOT fit, by {gap(over)} GB'
     elif host: answer = f'does NOT fit, for {host}'
     else: answer = f'fits, with {gap(-over)} GB to spare'
     by = ' at most' if one.assumptions.fits_by == 'bound' else ''
-    needs = f'{one.needed:.1f} GB{by} of {one.system.hbm_capacity:g} GB'
+    counted = f'{one.stats["memory_GB"]:.1f} GB, ' if unsure else ''
+    needs = f'{counted}{one.needed:.1f} GB{by} of {one.system.hbm_capacity:g} GB'
     words = [f'{where_run(one)} {answer}: {needs}.', fullest_in_words(fit),
              f'An iteration takes {short(one.stats["iteration_s"])} s.',
              rate_in_words(one.row, one.system)]
