@@ -619,6 +619,9 @@ AGAIN = [   # model, layout, part, what is run again, and whose input or result 
     (GPT, BOTH, 'layernorm', ['ln2', 'ln1'], ['qkv', 'fc1']),
     (GPT, BOTH, 'mlp+layernorm', ['ln2', 'fc1', 'act1', 'fc2', 'ln1'],
      ['qkv', 'fc1', 'act1', 'fc2']),
+    (GPT, BOTH, 'mlp_act', ['act1'], ['fc2']),
+    (GPT, BOTH, 'mlp_act+layernorm', ['ln2', 'act1', 'ln1'], ['qkv', 'fc1', 'fc2']),
+    (GPT, BOTH, 'mlp_act+mlp', ['fc1', 'act1', 'fc2'], ['act1', 'fc2']),
     (SHARED, FOLDED, 'moe_act', ['expert-act'], ['expert-fc2']),
     (SHARED, FOLDED, 'moe', ['router', 'dispatch', 'expert-fc1', 'expert-act', 'expert-fc2',
                              'combine', 'shared-fc1', 'shared-act', 'shared-fc2'],
@@ -693,6 +696,17 @@ def test_nonlinearities_of_experts_computed_again(model, precision, freed):
     whole, kept = (kept_and_rerun(model, FOLDED | dict(precision=precision), part)[0]
                    for part in ('none', 'moe_act'))
     assert close(whole - kept, 2 * freed * 1e-9 * b * l / 4 * k * w)
+
+
+@pytest.mark.parametrize('gated, eager, freed', [   # bytes of a number of the hidden layer
+    (False, False, 2), (True, False, 2), (True, True, 2 + 2)])
+def test_nonlinearities_computed_again_keep_what_the_first_product_gives(gated, eager, freed):
+    "Nothing that is made of it; a gate of kernels apart keeps what it multiplies, too."
+    model = dataclasses.replace(GPT, gated_mlp=gated)
+    costs = Costs(eager_gates=eager)
+    changes = dict(measured=Parameters('Hopper', software=costs))
+    whole, kept = (kept_and_rerun(model, BOTH, part, **changes)[0] for part in ('none', 'mlp_act'))
+    assert close(whole - kept, 2 * freed * 1e-9 * b * l / 4 * f)
 
 
 def test_parts_that_are_computed_again():

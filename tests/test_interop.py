@@ -2061,6 +2061,7 @@ EXPERTS = 'mixtral_8x7B', SHARED | dict(ep=4, zero_stage=1)
 REFUSED_BY_MEGATRON = [   # (model, sizes, more of them): what its own checks refuse together
     ('llama3.1_8B', SHARED, dict(tp_overlap=True, sequence_sharded=False)),
     ('llama3.1_8B', SHARED, dict(recompute='moe_act')),
+    ('llama3.1_8B', SHARED, dict(recompute='layernorm+mlp_act')),
     ('llama3.1_8B', SHARED, dict(recompute='layernorm', precision='fp8')),
     ('llama3.1_8B', SHARED, dict(recompute='full', cuda_graphs='attn')),
     (*EXPERTS, dict(ep_overlap=True, pp=2)), (*EXPERTS, dict(ep_overlap=True, recompute='full')),

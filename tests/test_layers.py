@@ -298,8 +298,9 @@ def test_weights_in_8_bits_are_gathered_so(stage):
 
 
 @pytest.mark.parametrize('name', ['llama3.1_8B', 'deepseek_v3', 'qwen3_30B_A3B'])
-@pytest.mark.parametrize('part', ['core_attn', 'mlp', 'layernorm', 'mla_up_proj', 'moe_act', 'moe',
-                                  'shared_experts', 'full', 'layernorm+moe_act+mlp'])
+@pytest.mark.parametrize('part', ['core_attn', 'mlp', 'mlp_act', 'layernorm', 'mla_up_proj',
+                                  'moe_act', 'moe', 'shared_experts', 'full',
+                                  'layernorm+moe_act+mlp'])
 def test_recompute_keeps_less_and_takes_longer(name, part):
     "By just what is computed again; a part that a layer does not have changes nothing."
     plain, again = (job(name, a).kinds[-1] for a in (

@@ -6,10 +6,10 @@
 __all__ = ['BIASED', 'STRATEGIES', 'Half', 'largest', 'Nothing', 'Block', 'Layouts', 'CountedJob', 'column_product',
            'row_product', 'of_group', 'inner_product', 'linear_options', 'stream_element', 'any_norm', 'gathers',
            'norm', 'Strategy', 'one_dimensional_bias', 'context_bias', 'own_rows', 'own_features', 'residual',
-           'activated', 'after_mixer', 'after_mlp', 'MLP', 'in_part', 'Attention', 'LatentAttention', 'expert_groups',
-           'expert_copies', 'places_met', 'domains_met', 'grouped', 'shared_experts', 'Experts', 'attention_core_summa',
-           'trained', 'frozen', 'gpt_block', 'embedding', 'numbers_of_logits', 'output_layer', 'transform',
-           'end_operations', 'ends_in_16_bits', 'pattern_of', 'layers_of_kinds']
+           'activated', 'after_mixer', 'after_mlp', 'MLP', 'in_part', 'with_part', 'Attention', 'LatentAttention',
+           'expert_groups', 'expert_copies', 'places_met', 'domains_met', 'grouped', 'shared_experts', 'Experts',
+           'attention_core_summa', 'trained', 'frozen', 'gpt_block', 'embedding', 'numbers_of_logits', 'output_layer',
+           'transform', 'end_operations', 'ends_in_16_bits', 'pattern_of', 'layers_of_kinds']
 
 # %% ../nbs/82b_blocks.ipynb #3b000005
 import dataclasses
@@ -570,14 +570,22 @@ class MLP(Half):
                           *activation, dropout('dpr1', hidden, units)]
         first = with_attention(job, strategy.column(job, 'fc1', inputs))
         second = strategy.row(job, 'fc2', width)
-        return [in_part('mlp', first, freed=0.), *(in_part('mlp', op) for op in activation),
-                in_part('mlp', second), *after_mlp(job)]
+        kept = units.element * hidden * (1 + gated)   # GB, which the first product gives
+        remade = [with_part('mlp_act', op, op.activations - kept * (op.name == act.name))
+                  for op in activation]
+        again = second._replace(frees=(('mlp_act', second.activations),))
+        return [in_part('mlp', first, freed=0.), *(in_part('mlp', op) for op in remade),
+                in_part('mlp', again), *after_mlp(job)]
 
 # %% ../nbs/82b_blocks.ipynb #7385b8fd
 def in_part(part, op: Operation, freed=1.):  # Operation
     "An operation that is computed again with a part of its layer, and need not keep a share then."
+    return with_part(part, op, op.activations * freed)
+
+def with_part(part, op: Operation, freed):  # Operation
+    "The same, which need not keep so many GB then."
     return op._replace(recomputed_with=op.recomputed_with + (part,),
-                       frees=op.frees + ((part, op.activations * freed),))
+                       frees=op.frees + ((part, freed),))
 
 # %% ../nbs/82b_blocks.ipynb #7385b8f6
 def heads_swapped(job: CountedJob, mixer):

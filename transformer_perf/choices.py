@@ -44,7 +44,8 @@ def of_names(names, figure):
 # %% ../nbs/82c_choices.ipynb #82c00011
 RECOMPUTE = {   # -> the parts of a layer that are computed again; 'full': all of it
     'none': (), 'scores': ('scores',), 'selective': ('core_attn',), 'full': ()}
-PARTS = ('core_attn', 'mlp', 'layernorm', 'mla_up_proj', 'moe_act', 'moe', 'shared_experts')
+PARTS = ('core_attn', 'mlp', 'mlp_act', 'layernorm', 'mla_up_proj', 'moe_act', 'moe',
+         'shared_experts')
 
 @functools.cache
 def recomputed_parts(recompute):  # tuple of str

@@ -357,13 +357,15 @@ def recompute_of_megatron(facts, ignored):
         kind = f'full:{n * parts_of_a_stage(*stage)}'
     facts['recompute'] = Said(None, kind or 'none')
 
+_RECOMPUTED = tuple(part for part in PARTS if part != 'mlp_act')   # those that it has words for
+
 def parts_of_megatron(facts, ignored):  # str
     "The modules of a layer that are computed again."
     key, modules = facts.get('recompute_modules', Said(None, ('core_attn',)))
     named = names_in(modules)
     ignored += [(key, f'not modelled: {name} computed again') for name in named
-                if name not in PARTS]
-    parts = '+'.join(name for name in PARTS if name in named)
+                if name not in _RECOMPUTED]
+    parts = '+'.join(name for name in _RECOMPUTED if name in named)
     return 'selective' if parts == 'core_attn' else parts
 
 # %% ../../nbs/90c_megatron.ipynb #12ab0015
@@ -838,6 +840,7 @@ def recompute_refused(f, recompute, experts):  # as `hiding_refused`
     full = recompute == 'full' or recomputed_layers(recompute)
     drops_outputs = parts & {'layernorm', 'moe_act'}
     return [
+        ('mlp_act' in parts, 'recompute', 'it has no word for mlp_act'),
         (parts & {'moe_act', 'moe', 'shared_experts'} and f.get('model') and not experts,
          'recompute', 'it has no experts'),
         (full and f['cuda_graphs'] not in ('none', 'iteration'),
