@@ -27,7 +27,7 @@ from transformer_perf.modules import reduces_each
 from transformer_perf.packing import packing
 from transformer_perf.schedules import chunks_in, chunks_of, layout_of
 from transformer_perf.systems import as_system
-from transformer_perf.timeline import PLACES, priced_estimate
+from transformer_perf.timeline import PLACES, priced_estimate, slowest_in_words
 
 SCRIPT = '''torchrun --nproc-per-node 8 --nnodes 16 pretrain_gpt.py \\
     --tensor-model-parallel-size 8 --pipeline-model-parallel-size 8 \\
@@ -127,6 +127,23 @@ def test_a_strategy_that_is_said_holds_after_a_step():
     back = case_of('gpt3', dataclasses.replace(p, cp=2, dp=1), as_system('B200', 8), 64, 'paper')
     less = {'cp': 1, 'dp': 2}   # without cp it is what follows from that
     assert back.estimate(after_step(back.parallel, less)).parallel.strategy == '1d'
+
+
+def test_another_stage_that_sets_the_pace_is_told():
+    "Where experts' messages hide the last stage is slowest; its vocabulary read as their cost."
+    layout = Parallel(tp=2, pp=16, dp=64, ep=16, precision='fp8-block')
+    now = estimate('deepseek_v3', layout, 'H800-80GB', 15360)
+    for change, told in (dict(ep_overlap=True), 'the last stage sets the pace'), (
+            dict(recompute='moe_act'), ''):
+        after = estimate('deepseek_v3', dataclasses.replace(layout, **change), 'H800-80GB', 15360)
+        why = neighbours_of.reason(now, after)
+        assert told in why if told else 'sets the pace' not in why
+    for p, slowest in ((dict(pp=4), 'the last stage'), (dict(pp=1, dp=4), ''),
+                       (dict(pp=4, schedule='dualpipe'), ''),
+                       (dict(pp=4, layout='Et*13|t*7|t*6|t*6L'), 'the first stage'),
+                       (dict(pp=4, layout='Et*6|t*13|t*7|t*6L'), 'a stage between')):
+        one = estimate('llama3.1_8B', Parallel(**p), 'H100-80GB', 64)
+        assert slowest_in_words(priced_estimate(one)) == slowest
 
 
 def test_rounding_plays_no_schedule():

@@ -8,14 +8,15 @@ __all__ = ['GROUPS', 'PLACES', 'TIMES', 'COMPONENTS', 'COMPONENTS_IN_FULL', 'MEM
            'states_of', 'step_bytes', 'busiest_share', 'host_step', 'cast_GB', 'update_time', 'straggling',
            'PipelineStage', 'chunks_held', 'stages_in_order', 'distinct_stages', 'holds_more', 'stages_alike',
            'is_held_by_formula', 'is_timed_by_formula', 'ranks_have_unlike_chunks', 'stages_of', 'mean_layer', 'Load',
-           'StageCost', 'stage_cost', 'slowest_stage', 'costs_of_unlike_stages', 'longest_of', 'loads_of',
-           'bubble_time', 'least_iteration_seconds', 'least_bubble', 'reduction_delay', 'host_seconds_of_micro_batch',
-           'iteration_times', 'Memory', 'StageWeights', 'largest_units', 'weights_held', 'gradients_held', 'memory_at',
-           'states_held', 'host_has_room', 'other_copies', 'fullness', 'memory_of', 'memory_bound', 'must_fit_GB',
-           'memory_needed', 'components', 'figures', 'counted_and_priced', 'at_prices', 'utilization', 'all_figures',
-           'seconds_and_GB', 'statistics', 'own_stages', 'figures_of_chunks', 'pass_times', 'passes_in', 'play',
-           'micro_batch_overhead', 'idle_when_played', 'played_bubble', 'memory_that_stays', 'memory_on_ranks',
-           'memory_played', 'exact_figures', 'exact_table', 'memories_played', 'job_of_estimate', 'priced_estimate']
+           'StageCost', 'stage_cost', 'slowest_stage', 'slowest_in_words', 'costs_of_unlike_stages', 'longest_of',
+           'loads_of', 'bubble_time', 'least_iteration_seconds', 'least_bubble', 'reduction_delay',
+           'host_seconds_of_micro_batch', 'iteration_times', 'Memory', 'StageWeights', 'largest_units', 'weights_held',
+           'gradients_held', 'memory_at', 'states_held', 'host_has_room', 'other_copies', 'fullness', 'memory_of',
+           'memory_bound', 'must_fit_GB', 'memory_needed', 'components', 'figures', 'counted_and_priced', 'at_prices',
+           'utilization', 'all_figures', 'seconds_and_GB', 'statistics', 'own_stages', 'figures_of_chunks',
+           'pass_times', 'passes_in', 'play', 'micro_batch_overhead', 'idle_when_played', 'played_bubble',
+           'memory_that_stays', 'memory_on_ranks', 'memory_played', 'exact_figures', 'exact_table', 'memories_played',
+           'job_of_estimate', 'priced_estimate']
 
 # %% ../nbs/87_timeline.ipynb #04b00004
 import functools
@@ -516,6 +517,14 @@ def slowest_stage(priced: PricedWork):  # StageCost
     seconds = [cost.forward + cost.backward for cost in priced.layers]
     busy = lambda load: _summed_over_kinds(load.layers, seconds) + load.ends
     return stage_cost(priced, _with_most(busy, loads_of(priced)))
+
+def slowest_in_words(priced: PricedWork):  # str
+    "Which stage of one configuration sets the pace; '' of a pipeline that has both ends together."
+    busy = [float(stage_cost(priced, load).busy) for load in loads_of(priced)]
+    slowest = stages_of(priced.work)[busy.index(max(busy))]
+    if slowest.first and slowest.last: return ''
+    if slowest.first: return 'the first stage'
+    return 'the last stage' if slowest.last else 'a stage between'
 
 def costs_of_unlike_stages(priced: PricedWork, pace: StageCost):  # list of StageCost
     "What each stage that differs takes; `pace`: the slowest, in place of all that are alike."

@@ -33,10 +33,10 @@ from ..estimates import (
     CHOICES, CONTEXTS, FITS_BY, RECIPES, Assumptions, as_assumptions)
 from ..blocks import STRATEGIES
 from ..modules import count, leaves_rows, reduces_each
-from transformer_perf.timeline import (
+from ..timeline import (
     GROUPS, MEMORY_PARTS, PLACES, Memory, components, exact_table, job_of_estimate, mean_layer,
     memory_bound, memory_on_ranks, memory_played, passes_in, placed_by_rank, priced_estimate,
-    seconds_and_GB)
+    seconds_and_GB, slowest_in_words)
 from ..iteration import (
     Estimate, Parallel, changes_something, check_host, choices_in_stages, counts_longer,
     division_rules, divisors, estimate, grid_lacks, host_too_small, interval_of, keep, known_runs,
@@ -567,7 +567,10 @@ def reason(before: Estimate, after: Estimate):  # str
     most, name = _most_changed(seconds, sign)
     found = [f'{name} takes {short(most)} s {words[sign]}']
     against, other = _most_changed(seconds, -sign)
-    if against > .2 * most: found.append(f'{other} {short(against)} s {words[-sign]}')
+    if against > .2 * most:
+        found.append(f'{other} {short(against)} s {words[-sign]}')
+        was, now = (slowest_in_words(priced_estimate(each)) for each in (before, after))
+        if was and now and was != now: found.append(f'{now} sets the pace')   # parts are its own
     GB = moved(MEMORY_PARTS)
     sign = 1 if sum(GB.values()) > 0 else -1
     held, part = _most_changed(GB, sign)
