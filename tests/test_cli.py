@@ -346,6 +346,7 @@ def test_lists():
 def test_zero():
     text = good('zero', '--model', '13B', '--system', 'tg40', '--gpus', '8,64')
     assert '13B on tg40' in text and text.count('/ 40') == 8
+    has(' '.join(text.split()), 'hide behind nothing, and stage 1 sends half as much again')
     rows = json.loads(good('zero', '--gpus', 64, '--format', 'json'))['rows']
     memory = [row['memory_GB'] for row in rows]
     assert [row['stage'] for row in rows] == [0, 1, 2, 3] and memory == sorted(memory, reverse=True)

@@ -200,6 +200,17 @@ def test_the_command_names_sizes_that_do_not_fit():
         'not fitting in memory: all other sizes of the model, and batches.')
 
 
+def test_the_command_says_which_figures_measured_prices_replace():
+    "That a latency has an elasticity of 0 read as if none mattered."
+    asked = ('sensitivity', 'llama3.1_8B', '--tp', 2, '--dp', 4, '--global-batch', 64)
+    has(' '.join(good(*asked).split()),
+        'Without effect: vector_flops_fp32, vector_flops_fp16, nvlink_eff, nvlink_latency, ib_eff, '
+        'ib_latency, matrix_eff. Measured prices have rates, efficiencies and latencies')
+    told = ' '.join(good(*asked, '--system', 'MI300X').split())   # its products are its own
+    has(told, 'ib_latency. Measured prices')
+    assert 'Without effect' not in good(*COMMAND, *LAID_OUT)
+
+
 # the question turned round
 
 @pytest.mark.parametrize('field', ['matrix_flops_fp16', 'hbm_bandwidth', 'nvlink_latency'])

@@ -1079,8 +1079,14 @@ def zero_command(args):
     table = table.sort_values(['n_gpus', 'stage'], ignore_index=True)
     samples = perf.iteration.plural(args.samples, 'sample')
     title = f'{table.model[0]} on {system.name}, {samples} a GPU, data parallelism alone'
-    notes = [*filter(None, (domains_used(n, system) for n in args.gpus)), *not_used(args)]
+    notes = [ZERO_AS_STUDIED, *filter(None, (domains_used(n, system) for n in args.gpus)),
+             *not_used(args)]
     deliver_table(table, args, notes, zero_view(table, system), title)
+
+ZERO_AS_STUDIED = (
+    'As in the study (Cheng et al. 2024): messages hide behind nothing, and stage 1 sends half as '
+    'much again as stages 0 and 2, as stage 3 does, for its gradients are reduced on every GPU. '
+    '`search --zero-stage 0,1,2,3` asks what hides, at measured prices.')
 
 def domains_used(n, system):  # str
     "A note where data parallelism alone leaves most of each NVLink domain unused."
@@ -1400,6 +1406,15 @@ def view_of_sensitivities(table):  # list of dict of text
     else: table = table.drop(columns=[*fits])
     return few_digits(table.dropna(axis='columns', how='all'), perf.iteration.short)
 
+def held_by_prices(table, assumptions):  # str
+    "Which figures of a system change nothing, since measured prices have their own instead."
+    if assumptions.measured is None: return ''
+    same = table.base_s.eq(table.at_low_s) & table.base_s.eq(table.at_high_s)
+    such = table.of.eq('system') & table.field.str.match('vector_|.*_eff$|.*_latency$')
+    if not (same & such).any(): return ''
+    return (f'Without effect: {", ".join(table.field[same & such])}. Measured prices have rates, '
+            'efficiencies and latencies of their own.')
+
 def notes_of_times(table):  # list of str
     "What times of a table of sensitivities stand for that are infinite, or longer at their best."
     notes = []
@@ -1454,7 +1469,9 @@ def sensitivity_command(args):
     if args.needed: return tell_needed(case, args)
     table = perf.advice.sensitivity(*case, amount(args.factor, '--factor'), args.again)
     view = view_of_sensitivities(table)
-    notes = what_it_rests_on(perf.estimate(*case)) + notes_of_times(table) + not_used(args)
+    one = perf.estimate(*case)
+    notes = [*what_it_rests_on(one), *notes_of_times(table),
+             *filter(None, [held_by_prices(table, one.assumptions)]), *not_used(args)]
     deliver_table(table, args, notes, view)
     return 0
 
