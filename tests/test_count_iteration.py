@@ -1121,7 +1121,12 @@ def test_other_software_is_told_of_where_none_is_named():
     (dict(tp=2, dp=2, etp=4), True), (dict(dp=4, ep=4, ep_overlap=True), False)])
 def test_messages_of_experts_that_tuned_software_shows_are_told_of(layout, shown):
     one = estimate('mixtral_8x7B', Parallel(**layout), SYSTEM, 64)
-    assert ('but those of experts' in iteration.tuned_and_plain(one)) == shown
+    said = iteration.tuned_and_plain(one)
+    assert ('but those of experts' in said) == shown
+    if not shown: return
+    hidden = Parallel(**layout, ep_overlap=True)
+    took = estimate('mixtral_8x7B', hidden, SYSTEM, 64, software='tuned').stats['iteration_s']
+    assert f'experts: {iteration.short(took)} s with ep_overlap), ' in said
 
 
 def numbers_in(text, pattern): return [float(x.replace(',', '')) for x in re.search(

@@ -706,10 +706,10 @@ def odd_sizes(m: Model, assumptions, tp=1, etp=1):  # str
 
 HIDING = ('tp_overlap', 'dp_overlap', 'ep_overlap')   # choices of what hides behind compute
 
-def seconds_in(one: Estimate, name):  # s
-    "The iteration of an estimate's layout in another software."
+def seconds_in(one: Estimate, name, **more):  # s
+    "The iteration of an estimate's layout in another software; `more`: what hides besides."
     other = as_assumptions('calibrated', name)
-    chosen = {name: x for name, x in other.software.chooses.items() if name in HIDING}
+    chosen = {name: x for name, x in other.software.chooses.items() if name in HIDING} | more
     a = dataclasses.replace(one.assumptions, measured=other.measured, software=other.software,
                             **chosen)
     p = dataclasses.replace(one.parallel, **chosen)
@@ -722,7 +722,10 @@ def tuned_and_plain(one: Estimate, layout='the same'):  # str
     tuned, plain = (seconds_in(one, name) for name in ('tuned', 'plain'))
     p = one.parallel
     shown = sends_tokens(one.model) and p.ep * p.etp > 1 and not p.ep_overlap
-    but = ', but those of experts' if shown else ''
+    but = ''
+    if shown:
+        hidden = seconds_in(one, 'tuned', ep_overlap=True)
+        but = f', but those of experts: {short(hidden)} s with ep_overlap'
     found = (f'No software is named: {layout} takes {short(tuned)} s in tuned software (messages '
              f'hide behind compute{but}), {short(plain)} s in plain (none does; FlashAttention 2')
     if plain >= tuned: return f'{found}, gradients in 16 bits).'
