@@ -1193,8 +1193,18 @@ def test_assumptions_say_what_was_chosen():
 def test_a_layout_in_words(ep, etp, who):
     one = estimate('mixtral_8x7B', Parallel(tp=2, dp=8, pp=2, ep=ep, etp=etp), SYSTEM, 16)
     experts = '' if who is None else f'its experts by {who} GPUs, '
-    assert (f'Each layer is shared by 2 GPUs (1d), {experts}the layers by 2 pipeline stages, the '
+    assert (f'Each layer is shared by 2 GPUs (tp 2), {experts}the layers by 2 pipeline stages, the '
             'batch by 8 copies in micro-batches of 1; an NVLink domain holds tp 2') in repr(one)
+
+
+@pytest.mark.parametrize('layout, gpus', [
+    (dict(dp=4), '1 GPU'), (dict(cp=2, dp=2), '2 GPUs (cp 2)'), (dict(tp=4), '4 GPUs (tp 4)'),
+    (dict(tp=8, cp=2), '16 GPUs (tp 8 x cp 2)'),
+    (dict(strategy='2d', tp=8, cp=2, panels=1), '16 GPUs (2d: tp 8 x cp 2)')])
+def test_who_shares_a_layer_is_said_by_name(layout, gpus):
+    "`8 x 2 GPUs (2d-seqp)` left readers to guess which is which."
+    words = repr(estimate('gpt3', Parallel(**layout), SYSTEM, 16))
+    assert f'Each layer is shared by {gpus}, the layers' in words
 
 
 @pytest.mark.parametrize('other, bubble, told', [

@@ -950,14 +950,19 @@ def _experts_in_words(row):
     several = [str(n) for n in (row.ep, row.etp) if n > 1]
     return f'its experts by {" x ".join(several)} GPUs, ' if several else ''
 
+def _sharing_in_words(row):
+    "Which GPUs share a layer, by the names of their groups."
+    gpus = plural(int(np.prod([row[group] for group in layer_groups(row)])), 'GPU')
+    named = ' x '.join(f'{group} {row[group]}' for group in layer_groups(row) if row[group] > 1)
+    how = f'{row.strategy}: ' if row.strategy == '2d' else ''   # the others follow from the groups
+    return f'{gpus} ({how}{named})' if named else gpus
+
 def layout_in_words(row):
     "How a configuration shares the job out."
-    tensor = ' x '.join(str(row[g]) for g in layer_groups(row))
     several = [f'{group} {row[place]}' for group, place in zip(GROUPS, PLACES) if row[place] > 1]
     placed = ' x '.join(several) or 'one GPU of each group'
     copies = '1 copy' if row.dp == 1 else f'{row.dp} copies'
-    gpus = '1 GPU' if tensor in ('1', '1 x 1') else f'{tensor} GPUs'
-    return (f'Each layer is shared by {gpus} ({row.strategy}), {_experts_in_words(row)}'
+    return (f'Each layer is shared by {_sharing_in_words(row)}, {_experts_in_words(row)}'
             f'the layers by {plural(row.pp, "pipeline stage")}, the batch by {copies} in '
             f'micro-batches of {row.micro_batch}; an NVLink domain holds {placed}.')
 
