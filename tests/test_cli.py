@@ -755,15 +755,26 @@ def test_what_is_not_tried_would_fit():
     has(good(*asked, *published, '--recompute', 'full'), 'full')
 
 
+def test_what_cannot_fit_is_not_proposed():
+    "A GPU's share of all that 405B hold is more than it has: ZeRO 3 was the first thing named."
+    asked = ('search', '--model', 'llama3.1_405B', '--global-batch', 64, '--gpus')
+    assert '--zero-stage 3' not in good(*asked, 64, code=1)
+    has(good(*asked, 64, '--zero-stage', 3, code=1), 'no feasible configuration')
+    assert 'Not tried' not in good(*asked, 8, code=1)   # nor the weights alone
+    assert 'Not tried' not in good(*asked, 8, '--adapters', 'lora:16', code=1)
+    alone = ('search', '--model', 'llama3.1_8B', '--global-batch', 64, '--fixed', 'tp=1',
+             '--fixed', 'pp=1', '--gpus', 2)
+    has(good(*alone, code=1), 'Not tried: --zero-stage 3')
+    has(good(*alone, '--zero-stage', 3), 'ZeRO')
+
+
 def test_nothing_feasible_is_an_answer():
     text = good('search', '--gpus', '64', code=1)
     has(' '.join(text.split()), 'no feasible configuration', 'GB over the 84.9 GB',
-        'Not tried: --zero-stage 3 (copies share out weights, too), --offload optimizer (states '
-        "in the host's memory), --adapters lora:16 (few")
+        "Not tried: --offload optimizer (states in the host's memory), --adapters lora:16 (few")
     few = ('search', '--model', 'gpt3', '--gpus', 4, '--system')
     text = good(*few, 'TPU-v5p', code=1)   # of whose host nothing is known
-    has(' '.join(text.split()), 'Not tried: --zero-stage 3 (copies share out weights, too), '
-        '--adapters lora:16')
+    has(' '.join(text.split()), 'Not tried: --adapters lora:16')
     assert '--offload' not in text
     all_tried = '--offload', 'optimizer', '--adapters', 'none', '--zero-stage', '1'
     assert 'Not tried' not in good(*few, 'A100-80GB', *all_tried, code=1)

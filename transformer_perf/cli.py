@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import dataclasses
 import errno
+import functools
 import json
 import math
 import os
@@ -547,7 +548,7 @@ def text_of_search(found, model, system, args):  # str
     "A search result in the format asked for."
     if args.format == 'csv': return found.to_csv(index=False)
     told = evidence_told(found, model, system, args)
-    notes = (told + found.notes + stages_told(model, args) + _not_tried(found, system, args)
+    notes = (told + found.notes + stages_told(model, args) + _not_tried(found, model, system, args)
              + not_used(args))
     if args.format == 'json':
         return as_json({**subject(model, args.global_batch), 'candidates': found.candidates,
@@ -586,20 +587,36 @@ def stages_told(model, args):  # list of str
     return [(f'{model.depth} layers divide evenly into no more than {most} {where}; with '
             '--assumptions calibrated stages may differ.')]
 
-def _not_tried(found, system, args):  # list of str
+def _has_room_shared(model, system, args, *parts, adapters=()):  # bool
+    """Whether a GPU has room for its share of these parts, were they shared out over all; adapters:
+    instead of those that are asked for."""
+    if args.offload is not None: return True   # the host has some of it
+    asked, a = layouts_asked(args), assumptions_asked(args)
+    def of_each(**chosen):  # GB
+        held = perf.estimate(model, perf.Parallel(**chosen), system, 1, a).stats
+        return sum(held[f'{part}_GB'] for part in parts)
+    least = min(of_each(optimizer=optimizer, adapters=few)
+                for optimizer in asked.get('optimizer', [None])
+                for few in adapters or asked.get('adapters', [None]))
+    return least / max(args.gpus) < system.hbm_capacity
+
+def _not_tried(found, model, system, args):  # list of str
     "What might fit where nothing that was tried does."
     if len(found) or not found.candidates: return []
     left, a = [], assumptions_asked(args)
+    has_room = functools.partial(_has_room_shared, model, system, args)
     zero_3_tried = a.software or a.zero_stage == 3   # what a software offers is tried
-    if args.zero_stage is None and not zero_3_tried and max(args.gpus) > 1:
+    if (args.zero_stage is None and not zero_3_tried and max(args.gpus) > 1
+            and has_room('weights', 'gradients', 'optimizer')):
         left.append('--zero-stage 3 (copies share out weights, too)')
     if args.recompute is None and not a.wide_search and a.recompute != 'full':
         left.append('--recompute full (of a layer its input alone is kept)')
-    if args.offload is None:
+    if args.offload is None and has_room('weights', 'gradients'):
         with contextlib.suppress(ValueError):   # nothing is known of the host
             perf.iteration.check_host('optimizer', system)
             left.append("--offload optimizer (states in the host's memory)")
-    if args.adapters is None: left.append('--adapters lora:16 (few weights train)')
+    if args.adapters is None and has_room('weights', adapters=['lora:16']):
+        left.append('--adapters lora:16 (few weights train)')
     return [f'Not tried: {", ".join(left)}.'] if left else []
 
 def strategies_told(args, model):  # str
