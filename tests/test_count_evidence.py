@@ -405,3 +405,18 @@ def test_sequences_that_the_code_of_a_model_shares_out_are_no_surprise(context, 
     p = Parallel(dp=4, cp=2, context=context)
     notes = ' '.join(estimate('llama3.1_8B', p, 'H100-80GB', 64, software='DeepSpeed').notes)
     assert ('DeepSpeed knows cp 1, not 2' in notes) == told
+
+
+@pytest.mark.parametrize('name, seq_len, said, layout, new', [
+    ('llama3.1_70B', 2**19, 'samples of 524,288 tokens', Parallel(tp=16), '2 NVLink domains'),
+    ('nemotron_h_8B', 8192, 'Mamba-2', Parallel(cp=8, dp=2), 'a context of 1,024 tokens')])
+def test_what_every_layout_has_ranks_none(name, seq_len, said, layout, new):
+    """Of samples longer than any run's, or layers that none had, all layouts counted as longer: one
+    that shares layers over two domains no more than one that does in a domain."""
+    model = dataclasses.replace(as_model(name), seq_len=seq_len)
+    for p, untested in (Parallel(tp=8, dp=2), False), (layout, True):
+        one = estimate(model, p, 'H100-80GB', 16)
+        assert said in one.notes[0] and (new in one.notes[0]) == untested
+        assert (one.stats['likely_s'] > one.stats['iteration_s']) == untested
+    first = search(model, 64, 'H100-80GB', 16, k=1, fits_by='point')
+    assert first.tp[0] == first.nvlink_tp[0] and first.likely_s[0] == first.iteration_s[0]

@@ -7,14 +7,14 @@ __all__ = ['PAPER_NAMES', 'ChoicesIfSaid', 'WAITS', 'HIDING', 'SHOWN', 'with_pap
            'has_copies', 'changes_something', 'Shares', 'unsaid', 'Parallel', 'division_rules', 'choices_fit',
            'sends_tokens', 'experts_to_share', 'check_choices_of', 'layers_to_deal', 'can_offload', 'check_host',
            'grid_lacks', 'check_stages', 'check_parallel', 'choices_in_stages', 'settled', 'hides_as_usual',
-           'has_unsaid', 'parts_said', 'reaches', 'out_of_reach', 'gpu_in', 'never_run', 'rows_never_run', 'evidence',
-           'evidence_of_rows', 'kind_of_run', 'is_known', 'known_runs', 'interval_columns', 'likely', 'rank_seconds',
-           'counts_longer', 'left_out', 'without_flash', 'packed_in_words', 'Estimate', 'row_of', 'notes_of', 'as_of',
-           'sold_besides', 'as_published', 'beyond_software', 'domains_in_words', 'odd_sizes', 'seconds_in',
-           'tuned_and_plain', 'how_priced', 'played_estimate', 'timeline_of', 'memory_of_ranks', 'divisors',
-           'rows_of_table', 'cross', 'keep', 'usable_domain_sizes', 'interval_of', 'estimate', 'short', 'gap',
-           'layer_groups', 'readable', 'differs', 'plural', 'layout_in_words', 'time_in_words', 'rate_in_words',
-           'interval_in_words', 'in_words']
+           'has_unsaid', 'parts_said', 'reaches', 'out_of_reach', 'gpu_in', 'never_run', 'layout_never_run',
+           'rows_never_run', 'evidence', 'evidence_of_rows', 'kind_of_run', 'is_known', 'known_runs',
+           'interval_columns', 'likely', 'rank_seconds', 'counts_longer', 'left_out', 'without_flash',
+           'packed_in_words', 'Estimate', 'row_of', 'notes_of', 'as_of', 'sold_besides', 'as_published',
+           'beyond_software', 'domains_in_words', 'odd_sizes', 'seconds_in', 'tuned_and_plain', 'how_priced',
+           'played_estimate', 'timeline_of', 'memory_of_ranks', 'divisors', 'rows_of_table', 'cross', 'keep',
+           'usable_domain_sizes', 'interval_of', 'estimate', 'short', 'gap', 'layer_groups', 'readable', 'differs',
+           'plural', 'layout_in_words', 'time_in_words', 'rate_in_words', 'interval_in_words', 'in_words']
 
 # %% ../nbs/87a_estimate.ipynb #514cb26a
 import dataclasses
@@ -435,11 +435,21 @@ def never_run(row, model: Model, assumptions):  # str
     found = _unknown_layers(model), new, out_of_reach(row, seen, model)
     return ', '.join(filter(None, found))
 
-def rows_never_run(t, considered, model: Model, assumptions):  # bools
-    "Which rows of a table `never_run` says something of; considered: the values of each choice."
+def _seen_in_layouts(assumptions):  # dict
+    "What runs had that a layout decides: how long samples are, and kinds of layers, all share."
     seen = assumptions.measured.evidence.seen
+    return {name: values for name, values in seen.items() if name != 'sample_tokens'}
+
+def layout_never_run(row, model: Model, assumptions):  # bool
+    "Whether no measured run came near a layout, whatever the job; see `likely`."
+    seen = _seen_in_layouts(assumptions)
+    return bool(_unknown_in(seen, row, model, assumptions) or out_of_reach(row, seen, model))
+
+def rows_never_run(t, considered, model: Model, assumptions):  # bools
+    "The same of the rows of a table; considered: the values of each choice."
+    seen = _seen_in_layouts(assumptions)
     how = sends_tokens(model), assumptions.costs.sums_in_pipelines
-    found = np.array(_unknown_layers(model) != '')
+    found = np.array(False)
     for beyond, *_ in reaches(t, seen, model): found = found | beyond
     for name, values in _choices_in(seen).items():
         for value in considered.get(name, ()):
@@ -508,7 +518,7 @@ def interval_columns(t, words, model: Model, assumptions):  # dict of columns
 
 def likely(seconds, untested, model: Model, assumptions):  # s, as `seconds`
     """What layouts are ranked by: their seconds, longer where no measured run came near; without
-    measured runs all are alike."""
+    measured runs all are alike. What a job has in every layout ranks none of them."""
     known = known_runs(assumptions)
     if known is None: return seconds
     longer = untested_longer(known, sends_tokens(model), is_known(assumptions))
@@ -845,7 +855,7 @@ def fastest_place(t, asked):  # (dict: place -> GPUs, PricedWork of it, Times)
 def interval_of(found, p: Parallel, model, system, a: Assumptions):  # dict
     "The interval of one configuration's figures, and its rank; without measured runs: nothing."
     if known_runs(a) is None: return {}
-    untested = never_run(vars(p), model, a) != ''
+    untested = layout_never_run(vars(p), model, a)
     return interval_columns(found, evidence(vars(p), model, system, a), model, a) | {
         'likely_s': float(likely(found['iteration_s'], untested, model, a))}
 
