@@ -130,6 +130,24 @@ def test_the_network_of_a_node_is_no_network_of_a_gpu():
     assert clean(row).nic_GBps_per_gpu.item() == 400 / 8 / 8
 
 
+def test_blocks_computed_again_of_which_a_table_says_no_number():
+    """What `selective` is in fms-fsdp (policies/ac_handler.py:11): a share of whole blocks. It ran,
+    so it fitted: with no more than it needs, in quarters."""
+    sizes = dict(layers=80, hidden=8192, ffn=28672, heads=64, kv_heads=8, vocab=32000,
+                 seq_len=4096, gated_mlp=1, tp=1, pp=1, cp=1, dp=96, n_gpus=96, micro_batch=2,
+                 global_batch=192, zero_stage=3, gpu='H100-80GB', gpus_per_node=8,
+                 framework='fms-fsdp', recompute='selective', id='fms')
+    def found(**changes): return predict(pd.DataFrame([sizes | changes])).iloc[0]
+    told = ['none', 'full:20', 'full:40', 'full:60', 'full']
+    seconds = [found(recompute=name).predicted_iteration_s for name in told]
+    GB = [found(recompute=name).predicted_memory_GB for name in told]
+    assert GB[2] > 1.2 * 84.9 > 84.9 > GB[3]
+    assert found().predicted_iteration_s == seconds[3] and found().predicted_memory_GB == GB[3]
+    small = dict(layers=16, global_batch=192)   # all of it fits
+    plain, again = (found(**small, recompute=name) for name in ('none', 'selective'))
+    assert plain.predicted_iteration_s == again.predicted_iteration_s
+
+
 def test_the_router_of_deepseek_v3_goes_to_few_nodes():
     "As its config.json says; another model's to any, unless a table says it."
     table, columns = said_table({'model': 'kimi-k2'}), ['router_groups', 'router_groups_per_token']

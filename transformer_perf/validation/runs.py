@@ -353,6 +353,7 @@ def facts_of_runs(df):  # DataFrame
     sheets = word('gpu').map(sheet_of_run)
     x = x.assign(software=software_said(df), release=as_numbers(word('release')).fillna(said),
                  precision=precision_said(df), model=_model_said(df), gpu=word('gpu'),
+                 recompute=word('recompute'),
                  generation=[getattr(sheet, 'architecture', None) for sheet in sheets],
                  key_width=x.qk_nope + x.qk_rope, source=word('source'),
                  other_flags=word('other_flags'))
@@ -664,11 +665,20 @@ def with_expert_choices(t, experts):  # table
     def divides_copies(t): return t['tp'] * t['cp'] * t['dp'] % (t['ep'] * t['etp']) == 0
     return spread(t, 'ep', divisors(number), divides_copies)
 
+def _shares_recomputed(own):  # list of str
+    "Quarters of the layers of a stage, of a software that computes whole layers again, no parts."
+    record = known_software().get(own.software.iloc[0])
+    known = (record and record.takes or {}).get('recompute', ())
+    if 'full:N' not in known or record.approximated: return []
+    layers = np.unique(own.layers // own.pp).astype(int)
+    return [f'full:{n}' for n in np.unique(np.outer(layers, (1, 2, 3)) // 4) if n]
+
 def with_recompute_choices(t, own, position):  # table
     "Rows with every choice of recompute, where it is unknown."
     said = own.recompute.to_numpy()[np.searchsorted(position, t['row'])]
     software = own.software.iloc[0]   # alike in a batch
-    tried = [name for name in ('none', 'full') if may_choose(software, 'recompute', name)]
+    tried = [name for name in ('none', *_shares_recomputed(own), 'full')
+             if may_choose(software, 'recompute', name)]
     names = list(dict.fromkeys((*tried, *said[said != ''])))   # a number stands for each
     numbers = np.array([names.index(name) if name else np.nan for name in said])
     t |= {'recompute': numbers, 'unsaid': np.isnan(numbers)}
