@@ -169,6 +169,8 @@ def test_an_infeasible_search_gives_its_reason():
     alone = search('vit_era5', [1], 'A100', global_batch=1, assumptions='corrected')
     with pytest.raises(ValueError, match='; 1 GPU: 1d: '): configurations(alone)
     assert '<p>1 GPU: 1d: ' in alone._repr_html_()
+    assert repr(alone).startswith('Empty SearchResult\n1 GPU: 1d: the smallest of ')
+    assert '1 GPU' not in repr(alone[['tp', 'pp']])
 
 
 NANO = {'l': 8, 'e': 8, 'h': 1, 'depth': 1, 'name': 'nano'}

@@ -1037,12 +1037,21 @@ class SearchResult(pd.DataFrame):
     @property
     def _constructor(self): return SearchResult
 
-    def _repr_html_(self):
+    def _none_at(self):  # list of str
+        return [f'{plural(n, "GPU")}: {reason}.' for n, reason in self.reasons.items()]
+
+    def _is_whole(self):  # bool
+        "Whether it is what a search found, not a part of its columns."
         known = getattr(self, 'priced_on', None) is not None
-        whole = {'rank', *COMPONENTS} <= set(self.columns)
-        if not (known and whole): return super()._repr_html_()
-        none_at = [f'{plural(n, "GPU")}: {reason}.' for n, reason in self.reasons.items()]
-        words = ''.join(f'<p>{sentence}</p>' for sentence in none_at + self.notes)
+        return known and {'rank', *COMPONENTS} <= set(self.columns)
+
+    def __repr__(self):
+        none_at = self._none_at() if self._is_whole() and not len(self) else []
+        return '\n'.join(['Empty SearchResult', *none_at]) if none_at else super().__repr__()
+
+    def _repr_html_(self):
+        if not self._is_whole(): return super()._repr_html_()
+        words = ''.join(f'<p>{sentence}</p>' for sentence in self._none_at() + self.notes)
         return readable(self, self.priced_on).to_html(index=False) + words
 
 # %% ../nbs/88a_search.ipynb #abba6bbb
