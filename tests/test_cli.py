@@ -799,6 +799,8 @@ MISTAKES = [
     (['search', 'train.sh'], 'train.sh: is not the .json of a model; if it is a job, --job and'),
     (['search', '--gpu', '4'], "unknown option of search '--gpu'; did you mean '--gpus'?"),
     (['search', 'extra'], "unknown model 'extra'"),
+    (['search', 'meta-llama/Llama-3.1-8B'],
+     'one of Hugging Face is read from its config.json, the file or its folder'),
     (['search', 'gpt3', 'extra'], "search does not take 'extra'"),
     (['search', 'gpt3', '--model', 'vit_era5'],
      "takes the model 'gpt3' or --model, not both"),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -393,6 +394,9 @@ def model_in(path):  # Model
     if not folder and str(path).endswith(('.sh', '.yaml', '.yml', '.toml')): raise ValueError(
         f'{path_text(path)}: is not the .json of a model; if it is a job, --job and as_job read it')
     if not folder and not str(path).endswith('.json'):
+        if re.fullmatch(r'[\w.-]+/[\w.-]+', str(path)): raise ValueError(
+            f'unknown model {quoted(str(path))}: one of Hugging Face is read from its config.json, '
+            'the file or its folder')
         return NAMED[nearest(str(path), NAMED, 'model')]
     place = Path(path) / 'config.json' if folder else Path(path)
     given = read_json(place, infinities=True)   # some files of Hugging Face have them
