@@ -40,9 +40,10 @@ def records(table):  # list of dict, a row each
     return table if isinstance(table, list) else table.to_dict(orient='records')
 
 _SPARED = (   # columns that decide least, the first to go where a table is too wide
-    'server W', 'GPU W', 'wired', 'f (mlp_dim)', 'h (heads)', 'training samples', 'of them MTP_B', 'layers_B',
-    'mlp_to_attention', 'worst run', 'fwd memory', 'bwd memory', 'fwd compute', 'bwd compute',
-    'forward comm', 'backward comm', 'weights GB', 'gradients GB', 'optimizer GB',
+    'server W', 'GPU W', 'wired', 'f (mlp_dim)', 'h (heads)', 'training samples',
+    'of them MTP_B', 'layers_B', 'mlp_to_attention', 'worst run', 'fwd memory', 'bwd memory',
+    'fwd compute', 'bwd compute', 'forward comm', 'backward comm', 'weights GB', 'gradients GB',
+    'optimizer GB',
     'activations GB', 'known from', 'other', 'HFU', 'exposed memory', 'PP comm', 'DP comm', 'knobs',
     'GPU-hours', 'MWh', 'goodput', 'samples/s', 'bubble', 'exposed comm', 'TP comm', 'tokens',
     'strategy', 'NVLink', 'memory GB', 'MFU')
@@ -1739,8 +1740,9 @@ def refuse(name, text):
     others = [other for other, flags in takes.items() if flag in flags]
     if others:
         do = 'do' if len(others) > 1 else 'does'
-        own = '; here they are tp x cp x pp x dp' if flag == '--gpus' and '--tp' in takes[name] else ''
-        raise ValueError(f'{name} does not take {flag}: {", ".join(others[:3])} {do}{own}')
+        laid_out = flag == '--gpus' and '--tp' in takes[name]
+        of_layout = '; here they are tp x cp x pp x dp' if laid_out else ''
+        raise ValueError(f'{name} does not take {flag}: {", ".join(others[:3])} {do}{of_layout}')
     if flag.startswith('-'): nearest(flag, takes[name], f'option of {name}')
     raise ValueError(f'{name} does not take {quoted(text)}')
 
