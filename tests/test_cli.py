@@ -321,6 +321,13 @@ def test_the_papers_names_of_options():
     assert new == old and '2d-seqp' in new
 
 
+def test_the_package_runs_as_the_command():
+    "Where the folder of commands is on no path."
+    done = subprocess.run([sys.executable, '-m', 'transformer_perf', 'models'],
+                          capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, good('models'), '')
+
+
 def test_a_plan_says_when_it_compares_no_numbers_of_gpus():
     told = lambda gpus: ' '.join(good('plan', 'llama3.1_8B', '--gpus', gpus).split())
     only = 'Only one number of GPUs was asked about'

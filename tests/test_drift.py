@@ -20,7 +20,7 @@ from execnb.nbio import dict2nb, nb2dict
 
 def is_made(path):
     "Whether a module is made from a notebook, by its path."
-    return path.rpartition('/')[2] not in ('__init__.py', '_modidx.py')
+    return path.rpartition('/')[2] not in ('__init__.py', '__main__.py', '_modidx.py')
 
 
 EVERY = {path.relative_to(pages.PACKAGE).as_posix(): path.read_text()

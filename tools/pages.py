@@ -483,7 +483,8 @@ def module_page(module, text):
 def rooms():  # dict: name below the package, with dots -> text
     "Every module; a wing's name is that of its door, `__init__.py`."
     paths = [path.relative_to(PACKAGE) for path in sorted(PACKAGE.rglob('*.py'))
-             if path.name != '_modidx.py' and path != PACKAGE / '__init__.py']
+             if path.name not in ('_modidx.py', '__main__.py')
+             and path != PACKAGE / '__init__.py']
     named = lambda path: path.parent if path.name == '__init__.py' else path.with_suffix('')
     return {'.'.join(named(path).parts): (PACKAGE / path).read_text(encoding='utf-8')
             for path in paths}
