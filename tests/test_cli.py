@@ -17,7 +17,7 @@ import transformer_perf
 from thorough import first_of
 from frameworks import torchtitan_file
 from transformer_perf import Parallel, search
-from transformer_perf.cli import CHOSEN, COMMANDS, LAYOUT, main, schema_text
+from transformer_perf.cli import CHOSEN, COMMANDS, LAYOUT, amount, main, schema_text
 from transformer_perf.execution import KIND
 from transformer_perf.interop import as_job
 from transformer_perf.models import as_model
@@ -326,6 +326,13 @@ def test_the_package_runs_as_the_command():
     done = subprocess.run([sys.executable, '-m', 'transformer_perf', 'models'],
                           capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, good('models'), '')
+
+
+@pytest.mark.parametrize('text, number', [
+    ('100k', 1e5), ('100K', 1e5), ('5M', 5e6), ('5m', 5e6), ('15.6T', 15.6e12), ('1e12', 1e12)])
+def test_an_amount_has_a_letter_large_or_small(text, number):
+    assert amount(text, '--usd') == number
+    with pytest.raises(ValueError, match='--usd'): amount(f'{text}x', '--usd')
 
 
 def test_a_plan_says_when_it_compares_no_numbers_of_gpus():

@@ -1288,7 +1288,7 @@ _POWERS_OF_TEN = {'K': 3, 'M': 6, 'B': 9, 'T': 12}
 def amount(text, flag):  # float, or None
     "A number, perhaps in thousands, millions, billions or trillions: 15.6T."
     if text is None: return None
-    number, power = text, _POWERS_OF_TEN.get(text[-1:])
+    number, power = text, _POWERS_OF_TEN.get(text[-1:].upper())
     if power: number = f'{text[:-1]}e{power}'
     try: return finite(float(number), flag)
     except ValueError: raise ValueError(f'{flag}={quoted(text)} must be a number from 0 to '
