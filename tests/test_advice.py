@@ -862,9 +862,9 @@ def test_layers_dealt_by_time_are_dealt_best(vocab, v):
     case = case_of(model, Parallel(pp=2, dp=8, virtual_stages=v), 'H100-80GB', 64,
                    'calibrated')
     one = case.estimate(case.parallel)
-    _, _, costs, ends = priced_estimate(one)
+    _, _, (cost,), ends = priced_estimate(one)
     beside = [ends[0], *[0.] * (2 * v - 2), ends[1]]
-    slowest = lambda dealt: max(n * (costs.forward + costs.backward) + more
+    slowest = lambda dealt: max(n * (cost.forward + cost.backward) + more
                                 for n, more in zip(dealt, beside))
     even = layout_of(chunks_of(8, 2 * v))
     layout, = neighbours_of.layouts_by_time(case) or [even]

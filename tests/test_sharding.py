@@ -385,7 +385,8 @@ def test_nothing_hides_gradients_of_pytorch_after_a_chunk_s_last_backward_pass(v
         [pricer.collective(kind, GB, group) for GB in sizes] for kind, sizes in
         {'allgather': (layer, words + 2e-9 * 8192),
          'reducescatter': (2 * layer, 2 * (words + 2e-9 * 8192))}.items())
-    forward, backward = timeline.priced_estimate(one).layers[:2]
+    cost, = timeline.priced_estimate(one).layers
+    forward, backward = cost[:2]
     shown = lambda t, layer, whole: t * whole + (20 - whole) * (
         max(t - layer, 0) + a.costs.unit_exposed * min(t, layer))
     expected = shown(gather[0], forward, 1) + gather[1]

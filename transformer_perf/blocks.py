@@ -473,9 +473,8 @@ class Strategy(NamedTuple):
     token_shards: Callable           # (tp, cp) -> parts that the tokens must divide into
     groups: tuple = ('tp', 'cp')     # the groups that share a layer
     features_per_embed: int = 1      # the narrowest sharded dimension, in units of e
-    cp_shards_embed: bool = False    # cp must divide e
     copies_weights: bool = False     # the GPUs of cp hold the same weights
-    has_panels: bool = False         # products go in SUMMA panels
+    has_panels: bool = False         # products go in SUMMA panels; cp divides e, too
 
 def one_dimensional_bias(job, name):
     "All rows in the published model, the GPU's own where slip E4 is mended."
@@ -500,7 +499,7 @@ STRATEGIES = {
     '2d-seqp': Strategy(column_product, row_product, norm, own_rows, context_bias,
                         token_shards=lambda tp, cp: tp * cp, copies_weights=True),
     '2d': Strategy(summa_column, summa_row, summa_norm, own_features, own_features,
-                   token_shards=lambda tp, cp: cp, cp_shards_embed=True, has_panels=True)}
+                   token_shards=lambda tp, cp: cp, has_panels=True)}
 
 # %% ../nbs/82b_blocks.ipynb #7385b8f4
 def residual(job: CountedJob, product, dropout_name, biased=True):  # list of Operation

@@ -483,7 +483,7 @@ def boundary_of(job: CountedJob):  # GB
     shared = job if job.sequence_sharded is True else job._replace(sequence_sharded=True)
     if job.costs.whole_boundary: shared = job
     rows, columns = STRATEGIES[job.strategy].between(shared)
-    if job.strategy == '2d' and not job.assumptions.norm_shards_features:
+    if STRATEGIES[job.strategy].has_panels and not job.assumptions.norm_shards_features:
         columns = job.seq_len // job.tp   # slip E2
     return stream_element(job) * rows * columns
 
@@ -514,7 +514,7 @@ def sharing_rules(model, tp, cp, strategy, assumptions):
         rules += [x for half in halves_of(model) for x in half.exchange_divisions(tp, cp)]
     rules += [('embed_dim', model.embed_dim, 'tp', tp)]
     if assumptions.rows_shared_exactly: rules += [('seq_len', model.seq_len, 'cp', cp)]
-    if strategy.cp_shards_embed: rules += [('embed_dim', model.embed_dim, 'cp', cp)]
+    if strategy.has_panels: rules += [('embed_dim', model.embed_dim, 'cp', cp)]
     return rules
 
 # %% ../nbs/87b_workload.ipynb #d78e4f08

@@ -81,8 +81,8 @@ def pass_seconds(one: Estimate, L=None):  # (forward s, backward s)
     "What a micro-batch takes on the stage that sets the pace; if all documents had L tokens."
     priced = priced_estimate(one) if L is None else _priced_at_length(one, L)
     pace = slowest_stage(priced)
-    return (float(pace.layers * pace.cost.forward + pace.load.ends / 3),
-            float(pace.layers * pace.cost.backward + 2 * pace.load.ends / 3))
+    return (float(pace.layers * pace.cost.forward + pace.ends / 3),
+            float(pace.layers * pace.cost.backward + 2 * pace.ends / 3))
 
 def _priced_at_length(one: Estimate, L):  # PricedWork
     "The configuration if all documents had L tokens: no more is counted than those need."

@@ -490,7 +490,7 @@ def costs_of(name, p, v, F, B, W, exposed=0.):  # dict: kind -> array [chunk, ..
     if not s.splits: B, W = B + W, 0 * W
     return {'F': F + waits, 'B': B + waits, 'W': W}
 
-def times_of_steps(steps: Program, cost, overlap):  # array [step, ...]
+def times_of_steps(steps: Program, cost, overlap=0.):  # array [step, ...]
     "What each step takes."
     own = np.concatenate([*cost.values()]).take(steps.work, axis=0)
     if len(own) == len(steps.first): return own   # every step is one pass
@@ -552,14 +552,13 @@ def shortened(name, p, v, N, times=3):
 def time_played(
     name, p, v, N,   # a schedule; ranks; chunks of a rank; micro-batches
     F, B, W,         # s, [chunk, ...] in the order of the model
-    overlap=0.,      # as in `played`
     times=3,         # p micro-batches are played at first
 ):  # s, [...]
     "What a schedule takes, played; many durations at once."
     few = shortened(name, p, v, N, times)
     cost = costs_of(name, p, v, F, B, W)
     steps = program(name, p, v, few)
-    end = step_end_times(steps, times_of_steps(steps, cost, overlap))
+    end = step_end_times(steps, times_of_steps(steps, cost))
     total = end[-p:].max(axis=0)
     if few == N: return total
     if steps.steady:
@@ -568,7 +567,7 @@ def time_played(
         many = few * p * v > MOST_PLAYED   # then nearly so
         if many or (np.ptp(later, axis=0) <= 1e-12 * total).all():
             return total + (N - few) // SCHEDULES[name].repeats(p, v) * later.max(axis=0)
-    return time_played(name, p, v, N, F, B, W, overlap, 2 * times)
+    return time_played(name, p, v, N, F, B, W, 2 * times)
 
 # %% ../nbs/87c_schedules.ipynb #04b00031
 def passes_of(timeline: Timeline):  # dict of columns

@@ -493,8 +493,8 @@ class Load(NamedTuple):
 
 class StageCost(NamedTuple):
     "What a stage works on and takes; most often the slowest stage, which sets the pace."
-    load: Load
     layers: float     # of all kinds
+    ends: float       # s of the ends of the model that it has
     cost: LayerCost   # of their mean
     stored: Stored    # by it
     matrices: Matrices
@@ -503,13 +503,13 @@ class StageCost(NamedTuple):
     @told('busy')
     def busy(self):
         "What a micro-batch keeps the stage busy for."
-        return self.layers * (self.cost.forward + self.cost.backward) + self.load.ends
+        return self.layers * (self.cost.forward + self.cost.backward) + self.ends
 
 def stage_cost(priced: PricedWork, load: Load):  # StageCost
     "What a stage takes."
     work = priced.work
     of = lambda parts: mean_layer(parts, load.layers)
-    return StageCost(load, sum(load.layers), of(priced.layers), of(work.stored),
+    return StageCost(sum(load.layers), load.ends, of(priced.layers), of(work.stored),
                      _mean_matrices(work, load.layers))
 
 def slowest_stage(priced: PricedWork):  # StageCost
@@ -666,7 +666,7 @@ def iteration_times(
     slack = named((pace.busy + sent + host) * straggling(p), 'slack', 's')
     step = longest_of(stages, lambda own: update_time(work, own, pricer))
     other = N * (L * cost.wait + host + slack) + step
-    computed = N * (L * cost.compute + pace.load.ends)
+    computed = N * (L * cost.compute + pace.ends)
     return Times(computed, N * L * cost.memory, N * L * cost.comm, reduced, N * sent, bubble, other)
 
 # %% ../nbs/87_timeline.ipynb #7ddccbcb

@@ -19,7 +19,7 @@ from ..estimates import added
 from ..modules import Layer, LayerCost, PricedRows, priced_rows
 from ..timeline import (
     chunks_held, costs_of_unlike_stages, figures_of_chunks, job_of_estimate, longest_of,
-    memory_played, of_each_kind, priced_estimate, slowest_stage, update_time)
+    memory_played, priced_estimate, slowest_stage, update_time)
 from ..iteration import Estimate, played_estimate
 
 # %% ../../nbs/92_traces.ipynb #16a00008
@@ -27,10 +27,10 @@ LANES = ('compute', 'communication')   # of a rank
 
 def exposed_messages(one: Estimate):  # (forward, backward), s of each chunk in the model's order
     "Exposed messages inside the layers of a pass."
-    work, pricer, cost, _ = priced_estimate(one)
+    work, pricer, costs, _ = priced_estimate(one)
     rows = priced_rows([layer.rows for layer in work.kinds], pricer)
     there = [float(added(layer.sent_forward)) for layer in rows]
-    back = np.subtract(of_each_kind(work, cost.comm), there)
+    back = np.subtract([kind.comm for kind in costs], there)
     found = figures_of_chunks(work, [*there, 0., 0., 0.], [*back, 0., 0., 0.])
     return found[:, 0], found[:, 1]
 
@@ -133,14 +133,13 @@ ENDS = 'embedding', 'output layer and loss'
 
 def rows_of_chunks(one: Estimate):  # list of dict: kind of pass -> list of (lane, name, s)
     "What each chunk of the model does in each kind of pass."
-    work, pricer, cost, ends = priced_estimate(one)
+    work, pricer, costs, ends = priced_estimate(one)
     rows = priced_rows([layer.rows for layer in work.kinds], pricer)
     p = work.layouts
     if p.pp == 1: rows = [own._replace(sent_early=0.) for own in rows]   # no step is apart
     found = []
-    each = map(LayerCost, *(of_each_kind(work, x) for x in cost))
     splits = SCHEDULES[p.schedule].splits
-    kinds = [layer_rows(*three, splits) for three in zip(work.kinds, rows, each)]
+    kinds = [layer_rows(*three, splits) for three in zip(work.kinds, rows, costs)]
     thirds = {'F': 1, 'B': 1, 'W': 1} if splits else {'F': 1, 'B': 2}   # of an end's seconds
     which = iter(enumerate(work.pattern.which, 1))   # number and kind of each layer
     for letters in chunks_held(work.pattern, p.pp, p.virtual_stages, p.layout):

@@ -269,7 +269,7 @@ class RooflineState:
         def possible(tp, cp):
             tokens = state.micro_batch * state.seq_len
             return (tokens % s.token_shards(tp, cp) == 0 and cp <= state.seq_len
-                    and not (s.cp_shards_embed and model.embed_dim % cp))
+                    and not (s.has_panels and model.embed_dim % cp))
         groups = [n for n in divisors(model.heads).tolist() if possible(n, 1)]
         tp = as_option(state.tp, groups)
         lengths = sorted({2**i for i in range(9, 18)} | {model.seq_len})
