@@ -3452,3 +3452,13 @@ def test_packing_is_left_to_who_loads_the_data():
      'train_batch_size=8 contradicts train_micro_batch_size_per_gpu=1 on 16 copies')])
 def test_a_batch_that_copies_cannot_share_is_refused_by_what_is_said(keys, said):
     assert said in refused(as_job, keys | {'bf16': {'enabled': True}}, 16)
+
+
+@pytest.mark.parametrize('section, key', [('parallelism', 'data_parallel_shard_degree'),
+                                          ('training', 'global_batch_size')])
+def test_torchtitan_leaves_to_minus_one_what_is_left(section, key):
+    "Which no 0 is: it was divided by."
+    given = {'training': {'seq_len': 4096, 'local_batch_size': 2}, 'parallelism': {}}
+    assert as_job(given | {section: given[section] | {key: -1}}, 8).parallel.dp == 8
+    said = refused(as_job, given | {section: given[section] | {key: 0}}, 8)
+    assert f'{section}.{key}=0 must be at least 1, or -1' in said

@@ -62,22 +62,29 @@ def _parts_of_layout(layout):  # list of lists of str, or None
         before = after
     return found
 
+def _number_or_rest(x, key):
+    "A whole number; -1 stands for what is left."
+    found = whole(x, key, -1)
+    if found: return found
+    raise ValueError(f'{key}=0 must be at least 1, or -1 for what is left')
+
+_OR_REST = Kind(_number_or_rest)
 _SHORT_STATES = 'fused_opt_states_bf16'   # how AdamW steps whose moments have 16 bits
 _LAYOUT_PARTS = Kind(_layout_of_parts, _parts_of_layout)
 TORCHTITAN_ROWS = (
     also('model.name', 'model_name', TEXT), also('model.flavor', 'flavour', TEXT),
     also('training.num_tokens_per_microbatch_per_dp_rank', 'tokens', WHOLE),
-    also('training.num_tokens_per_train_step', 'step_tokens', number(-1)),
+    also('training.num_tokens_per_train_step', 'step_tokens', _OR_REST),
     also('training.max_context_length', 'seq_len', WHOLE),
     Row('training.seq_len', 'seq_len', WHOLE),
     Row('training.local_batch_size', 'local', WHOLE), also('training.batch_size', 'local', WHOLE),
-    Row('training.global_batch_size', 'global_batch', number(-1)),
+    Row('training.global_batch_size', 'global_batch', _OR_REST),
     also('training.steps', 'train_steps', WHOLE),
     Row('parallelism.data_parallel_replicate_degree', 'replicate', WHOLE, 1),
-    Row('parallelism.data_parallel_shard_degree', 'shard', number(-1), -1),
+    Row('parallelism.data_parallel_shard_degree', 'shard', _OR_REST, -1),
     also('training.data_parallel_replicate_degree', 'replicate', WHOLE),   # as of 2024, and older
-    also('training.data_parallel_shard_degree', 'shard', number(-1)),
-    also('training.data_parallel_degree', 'shard', number(-1)),
+    also('training.data_parallel_shard_degree', 'shard', _OR_REST),
+    also('training.data_parallel_degree', 'shard', _OR_REST),
     Row('parallelism.fsdp_reshard_after_forward', 'reshard', TEXT, 'default'),
     Row('parallelism.tensor_parallel_degree', 'tp', WHOLE, 1),
     also('training.tensor_parallel_degree', 'tp', WHOLE),
