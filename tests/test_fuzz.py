@@ -21,6 +21,7 @@ from thorough import examples, first_of
 from transformer_perf import Assumptions, Model, Parallel, System, estimate, execution, search
 from transformer_perf import advice, iteration, modules, parameters, scaling, systems, validation
 from transformer_perf.advice import planning, sensitivities
+from transformer_perf.advice.neighbours import case_of, steps_of
 from transformer_perf.inputs import quoted, read_json
 from transformer_perf.estimates import as_assumptions
 from transformer_perf.timeline import COMPONENTS, MEMORY_PARTS
@@ -29,6 +30,7 @@ from transformer_perf.interop import as_job
 from transformer_perf.interop.logs import steps_table
 from transformer_perf.interop.own import OWN
 from transformer_perf.models import as_model
+from transformer_perf.software import as_software
 from transformer_perf.systems import as_system, systems_folder
 from transformer_perf.validation import measuring, predictions
 
@@ -328,6 +330,21 @@ def test_no_row_of_several_schedules_is_an_answer():
     assert len(found) == 0 and 3 in found.reasons
 
 
+@pytest.mark.parametrize('x', ODD, ids=lambda x: type(x).__name__)
+def test_who_runs_it_and_what_the_host_may_hold(x):
+    "Lists of such, or what is no file's job, once ended in errors of Python's own."
+    case = case_of(**CASE)
+    contract(as_software, x)
+    contract(lambda: case_of(**CASE, job=x).global_batch)
+    contract(lambda: steps_of(case, offload=x) and None)
+    contract(lambda: steps_of(case, offload=[x]) and None)
+
+
+@pytest.mark.parametrize('x', [pd.NA, [], '', [[1]], object()], ids=repr)
+def test_kinds_of_rows(x):
+    contract(search, **ASKED | dict(n_gpus=8, recompute='none', kind=x))
+
+
 OPERATION = defaults(planning.ClusterOperation)
 PLANNED = dict(model=SMALL, n_gpus=[8], system='A100-80GB', tokens=1e9, hours=None, usd=None,
                global_batch=64, assumptions='calibrated', prices=None, margin=.05)
@@ -384,6 +401,8 @@ def test_values_of_a_job_are_plain():
     for x in ODD:
         contract(as_job, {'format': OWN, 'version': 1, 'parallel': x, 'ignored': x})
         contract(as_job, {'num-layers': x, 'a': {'num_layers': 8}, 'seq-length': 8})
+        contract(as_job, {'format': OWN, 'version': 1, 'model': 'gpt3', 'seq_len': x})
+        contract(as_job, {'parallelism': {'data_parallel_shard_degree': x}})
 
 
 # evidence of a file of parameters

@@ -113,10 +113,10 @@ def all_of(part):
 
 def amounts_offloaded(offload):  # dict: part -> amount
     "Which parts of a job a choice names, and how much of each."
-    if offload == 'none': return {}
+    if of_type(offload, str, 'offload') == 'none': return {}
     found = {}
     about = f'offload={quoted(offload)}'
-    for part in of_type(offload, str, 'offload').split('+'):
+    for part in offload.split('+'):
         name, colon, amount = part.partition(':')
         nearest(name, [*_WHOLE_PARTS, *KEEPS, 'none'], 'part of offload')
         if name == 'none': raise ValueError(f'{about}: none stands alone')

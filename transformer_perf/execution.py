@@ -1424,7 +1424,7 @@ def search(
     about = search_subject(model, system, global_batch, assumptions, fits_by, software)
     asked = questions(about, strategy, {'zero_stage': zero_stages} | choices, fixed)
     counts, k = counts_of(n_gpus), whole(k, 'k', most=MOST_VALUES)
-    columns = several(kind, 'kind') if kind else ()
+    columns = () if kind is None else several(kind, 'kind', least=0)
     kind = [nearest(name, SHOWN_FIRST, 'column') for name in columns]
     fit = [fitting(counts, q) for q in asked]
     return result_of(fit, worth_playing(fit, counts, k, kind), counts, k, kind)

@@ -433,7 +433,8 @@ def parts_summed(parts):  # dict: (component, parameters in one) -> ParameterPar
 # %% ../nbs/82e_models.ipynb #c0de0020
 def with_length(model: Model, seq_len):  # Model
     "The same model with samples of another length, trained on as many tokens."
-    whole_training = model.train_samples
+    whole_training, seq_len = model.train_samples, whole(seq_len, 'seq_len')
+    if seq_len == model.seq_len: return model
     if whole_training: whole_training = whole_training * model.seq_len / seq_len
     return dataclasses.replace(model, seq_len=seq_len, train_samples=whole_training)
 

@@ -185,6 +185,7 @@ def words_for_software():  # dict: word in lower case -> the name of a record
 def _named_software(name):  # Software
     "A record by its name, in letters of any case, or with its release as in 'nemo-25.09'."
     known, words = known_software(), words_for_software()
+    if not isinstance(name, (str, Path)): nearest(name, known, 'software')   # a ValueError
     if name in known: return known[name]
     asked, _, release = str(name).lower().rpartition('-')
     if not re.fullmatch(_RELEASE, release): asked, release = str(name).lower(), ''

@@ -195,10 +195,11 @@ def fits(
     "Whether a job fits in memory, where every gigabyte is, and the cheapest changes if not."
     case = case_of(model, parallel, system, global_batch, assumptions, software, job)
     one, found = case.now, []
+    named = () if offload is None else offload
     if not one.fits:
-        near = steps_of(case, offload=offload or ())
+        near = steps_of(case, offload=named)
         found = that_fit(case, near, k=3, most=6)
-        if not found: found = far_that_fit(case, offload or ())
+        if not found: found = far_that_fit(case, named)
         if not found and offload is None: found = far_that_fit(case, to_host(case))   # dear
     return Fit(one, held_by_ranks(one), tuple(found))
 

@@ -21,11 +21,12 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..inputs import nearest, several, whole
+from ..inputs import nearest, of_type, several, whole
 from ..models import Model, as_model
 from ..software import known_software
 from ..systems import System, as_system
-from ..choices import needs_zero_3, recomputed_layers
+from ..choices import (
+    amounts_offloaded, needs_zero_3, offload_said, recomputed_layers)
 from transformer_perf.schedules import (
     MOST_PLAYED, SCHEDULES, chunks_of, dealt_alike, ends_counted_in, layout_of, possible,
     with_ends)
@@ -106,7 +107,9 @@ def case_of(
     model, system = as_model(model), as_system(system)
     a = as_assumptions(assumptions, software)
     p = settled(parallel, system, a, model)
-    filed = filed_groups(job, system, a, model) if job and job.regrouped else None
+    filed = None
+    if job is not None and of_type(job, Job, 'job').regrouped:
+        filed = filed_groups(job, system, a, model)
     held = tuple(name for name in CHOICES if getattr(said, name) is not None)
     if filed: held = tuple({'dp_overlap'} & {*held})   # of the rest the file says what follows
     elif not somebody_said: held = ()
@@ -214,7 +217,8 @@ def layouts_by_time(case: Case):  # list of at most one str
 def values_beside(case: Case, precision, offload):  # dict: field -> other values
     "To what each field but the degrees could be turned."
     p, m = case.parallel, case.model
-    names = several(precision, 'precision', least=0)
+    names, to_host = (several(values, name, least=0)
+                      for name, values in (('precision', precision), ('offload', offload)))
     found = {'micro_batch': _next_values(divisors(case.global_batch // p.dp), p.micro_batch),
              'virtual_stages': _next_values(chunks_possible(case), p.virtual_stages),
              'ep': _next_values(expert_shares(m, p.n_gpus), p.ep),
@@ -222,7 +226,8 @@ def values_beside(case: Case, precision, offload):  # dict: field -> other value
              'zero_stage': range(4), 'recompute': ways_of_recompute(m, p), 'schedule': SCHEDULES,
              'context': CONTEXTS, 'dispatcher': dispatchers_on(case.system),
              'precision': [nearest(name, RECIPES, 'precision') for name in names],
-             'offload': dict.fromkeys(['none', *several(offload, 'offload', least=0)]),
+             'offload': dict.fromkeys([
+                 'none', *(offload_said(amounts_offloaded(x)) for x in to_host)]),
              'layout': layouts_by_time(case),
              **dict.fromkeys(SWITCHES, (False, True))}
     experts = sends_tokens(m)

@@ -53,7 +53,7 @@ _BESIDE_MODEL = ('documents', 'train_samples')   # what is said beside a model: 
 
 def _model_with_samples(model, seq_len, beside):  # Model, or None; beside: dict of fields
     "A job's model with samples as long and as many as it says, packed of its documents."
-    if seq_len and model and model.seq_len != seq_len: model = with_length(model, seq_len)
+    if seq_len is not None and model: model = with_length(model, seq_len)
     if not beside: return model
     if model is None: raise ValueError(f'{" and ".join(beside)} of a job need a model')
     of_type(beside.get('documents', {}), dict, 'documents')
