@@ -521,6 +521,7 @@ RESTING = [
     ({}, {}), (dict(tp=2, cp=2), dict(tp=2, cp=2, dp=16)),
     (dict(tp=16), dict(tp=16, dp=4)), (dict(cuda_graphs='attn+mlp'), dict(cuda_graphs='attn+mlp')),
     (dict(zero_stage=3, fsdp_shard=8), dict(zero_stage=3, dp_replicate=8)),
+    (dict(zero_stage=1, fsdp_shard=8), dict(zero_stage=1, dp_replicate=8)),
     (dict(recompute='mlp'), dict(recompute='mlp'))]
 
 
@@ -536,6 +537,20 @@ def test_a_row_rests_on_what_its_estimate_rests_on(name):
         assert f'Evidence: {told.trust}.' in one.notes, layout
         for c in ('iteration_low_s', 'iteration_high_s'):
             assert told[c] == pytest.approx(one.stats[c], rel=1e-12), layout
+
+
+@pytest.mark.parametrize('stage', [1, 2, 3])
+def test_a_row_of_hybrid_sharding_is_its_estimate(stage):
+    "With ZeRO 1 it was that of all copies; so was one of more GPUs than there are, or of three."
+    model = Model(8192, 4096, 32, 32, 14336, kv_heads=8, vocab=128256, gated_mlp=True)
+    told = row_told(zero_stage=stage, fsdp_shard=8)
+    one = estimate(model, Parallel(dp=64, recompute='full', zero_stage=stage, dp_replicate=8),
+                   'H100-80GB', 64).stats
+    assert told.predicted_iteration_s == pytest.approx(one['iteration_s'], rel=1e-12)
+    assert told.predicted_memory_GB == pytest.approx(one['memory_GB'], rel=1e-12)
+    for shard in (3, 128):
+        refused = row_told(zero_stage=stage, fsdp_shard=shard)
+        assert refused.reason == 'fsdp_shard must divide dp * cp'
 
 
 @pytest.mark.parametrize('groups', [

@@ -271,7 +271,8 @@ def test_a_missing_column_is_named():
     ('torchtitan', dict(pp=2, dp=16, ep=8, recompute='full')),   # its micro-batch stays
     ('GPT-NeoX', dict(tp=4, pp=4, dp=2)),                        # without fused attention
     ('Megatron-LM', dict(tp=4, pp=2, dp=4, reduce_each=False)),  # as its stage has it
-    ('torchtitan', dict(dp=32, zero_stage=3, dp_replicate=4, reduce_each=True))]), ids=str)
+    ('torchtitan', dict(dp=32, zero_stage=3, dp_replicate=4, reduce_each=True)),
+    ('Megatron-LM', dict(tp=2, dp=16, zero_stage=1, dp_replicate=4))]), ids=str)
 def test_a_log_is_predicted_as_its_job(software, about, tmp_path):
     "Whatever its software chooses."
     model = 'qwen3_30B_A3B' if 'ep' in about else 'llama3.1_8B'
@@ -430,7 +431,7 @@ def logged(job, folder):
 
 
 @pytest.mark.parametrize('said', first_of(8, [
-    dict(cp=2, strategy='2d'), dict(dp_replicate=2),
+    dict(cp=2, strategy='2d'),
     dict(assumes={'expert_imbalance': 1.3}), dict(assumes={'master_bytes': 2.}),
     dict(model=Model(512, 256, 4, 8, vocab=1000, output_bias=True))]), ids=str)
 def test_a_log_of_what_no_column_says_is_no_run(said, tmp_path):

@@ -588,7 +588,7 @@ def job_as_run(job, model, p):  # dict
     own |= dict(
         vp=p.virtual_stages, seq_len=model.seq_len, global_batch=job.global_batch,
         sequence_parallel=p.sequence_sharded,
-        fsdp_shard=copies if (p.zero_stage or 0) > 1 else 0)
+        fsdp_shard=copies if (p.dp_replicate or 1) > 1 else 0)
     own |= {name: getattr(job, name) for name in COST_COLUMNS}
     named = NAMED.get(model.name)   # then a table may say what no other column does
     if named and with_length(named, model.seq_len) == model: own['model'] = model.name

@@ -542,6 +542,8 @@ def layout_rules(x):  # yields (what is wrong, where it is right)
     yield 'vp times pp must be at most layers', x.vp.isna() | (x.vp * x.pp <= x.layers + 2)
     yield 'experts, experts_per_token and moe_ffn belong together', (
         x[['experts', 'experts_per_token', 'moe_ffn']].notna().sum(axis=1) % 3 == 0)
+    sharded = x.fsdp_shard.mask(x.fsdp_shard == 0)   # 0: all copies share out
+    yield 'fsdp_shard must divide dp * cp', goes_into(sharded, x.dp * x.cp)
     ep = x.ep.fillna(1.)   # or open
     yield 'ep * etp must divide tp * cp * dp', goes_into(ep * x.etp, x.tp * x.cp * x.dp)
     yield 'ep must divide experts', goes_into(ep, x.experts)
@@ -710,7 +712,7 @@ def search_columns(t, node, one, chosen):  # table
     "The columns of a search, from those of a table of runs."
     same = (*GROUP_COLUMNS, 'recompute', 'zero_stage', 'dispatcher', 'unsaid')
     copies = t['dp'] * t['cp']
-    shard = np.where((t['fsdp_shard'] > 0) & (t['zero_stage'] > 1), t['fsdp_shard'], copies)
+    shard = np.where((t['fsdp_shard'] > 0) & (t['zero_stage'] > 0), t['fsdp_shard'], copies)
     # of choices of which most tables say nothing
     said = {c: bool(one[c]) for c in _CHOICE_FLAGS if not np.isnan(one[c])}
     said |= {c: one[c] for c in CHOICE_COLUMNS if c not in _CHOICE_FLAGS and one[c]}
@@ -718,7 +720,7 @@ def search_columns(t, node, one, chosen):  # table
         panels=np.ones_like(t['tp']), virtual_stages=t['vp'],
         sequence_sharded=t['sequence_parallel'] > 0, dp_overlap=t['dp_overlap'] > 0,
         tp_overlap=t['tp_overlap'] > 0, ep_overlap=t['ep_overlap'] > 0,
-        dp_replicate=np.maximum(copies // shard, 1), precision=one.precision,
+        dp_replicate=copies // shard, precision=one.precision,
         strategy='2d-seqp' if one.cp > 1 else '1d', layout=one.layout or None,
         context=chosen.get('context', 'ring'),
         cuda_graphs=one.cuda_graphs) | said
