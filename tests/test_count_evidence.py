@@ -9,8 +9,9 @@ import pytest
 from transformer_perf import Assumptions, Model, Parallel, estimate, search
 from transformer_perf.blocks import Experts, gpt_block
 from transformer_perf.estimates import AS_TRAINED, MENDED_SLIPS, as_assumptions
+from transformer_perf.execution import KIND
 from transformer_perf.iteration import (
-    changes_something, evidence_of_rows, experts_to_share, out_of_reach, says_nothing)
+    changes_something, evidence_of_rows, experts_to_share, out_of_reach, readable, says_nothing)
 from transformer_perf.parameters import (
     Calibration, Costs, Evidence, Kernels, Parameters, checked_interval, interval,
     read_calibration, untested_longer)
@@ -420,3 +421,20 @@ def test_what_every_layout_has_ranks_none(name, seq_len, said, layout, new):
         assert (one.stats['likely_s'] > one.stats['iteration_s']) == untested
     first = search(model, 64, 'H100-80GB', 16, k=1, fits_by='point')
     assert first.tp[0] == first.nvlink_tp[0] and first.likely_s[0] == first.iteration_s[0]
+
+
+def test_what_a_layout_chooses_hides_none_of_its_sizes():
+    """With adapters, that no run has, short pieces of a sequence counted no further off than long
+    ones: the first on 128 GPUs was one that a search without adapters ranks fourth."""
+    found = search('llama3.1_405B', 128, 'H100-80GB', 64, kind=KIND, adapters=['lora:16'])
+    longer = (found.likely_s / found.iteration_s).to_numpy()
+    pieces = 8192 / found.cp
+    short = ((found.cp > 1) & (pieces < 4096)).to_numpy()
+    assert not short[0] and short.any() and found.iteration_s[short].min() < found.iteration_s[0]
+    once = longer[0]
+    assert longer[short] == pytest.approx(once ** 2) and longer[~short] == pytest.approx(once)
+    told = ' '.join(map(str, found.notes))
+    assert f'than the first: it is ranked as if it took {once - 1:.0%} longer' in told
+    one = estimate('llama3.1_405B', Parallel.from_row(found.iloc[0]), 'H100-80GB', 64)
+    assert one.stats['likely_s'] == pytest.approx(found.likely_s[0])
+    assert 'likely s' in readable(found, as_system('H100-80GB'))

@@ -617,10 +617,10 @@ def test_what_only_zero_3_offloads_is_asked_once(tried):
 
 
 @pytest.mark.parametrize('ran, untested', [
-    (['1d', '2d-seqp'], [False, False]), (['1d'], [False, True]), (['2d-seqp'], [True, False])])
+    (['1d', '2d-seqp'], [0, 0]), (['1d'], [0, 1]), (['2d-seqp'], [1, 0])])
 def test_a_strategy_of_no_run_is_untested(monkeypatch, ran, untested):
     "Without context parallelism it is the one of tensor parallelism alone."
     monkeypatch.setattr(execution, 'known_runs', lambda a: SimpleNamespace(seen={'strategy': ran}))
-    monkeypatch.setattr(execution, 'rows_never_run', lambda t, *more: np.zeros(2, dtype=bool))
+    monkeypatch.setattr(execution, 'ways_rows_untested', lambda *a: np.zeros(2, int) + a[-1])
     q = execution.Question(MODEL, None, 32, None, '2d-seqp', {}, {}, with_1d=True)
     assert execution._untested({'cp': np.array([1, 2])}, q).tolist() == untested

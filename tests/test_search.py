@@ -19,7 +19,7 @@ from transformer_perf.choices import different_names
 from transformer_perf.estimates import CHOICES, FITS_BY, as_assumptions
 from transformer_perf.execution import (
     MOST_REPLAYED, column_of_all, fitting, questions, search_subject)
-from transformer_perf.iteration import known_runs, layout_never_run, rank_seconds, readable
+from transformer_perf.iteration import known_runs, rank_seconds, readable, ways_untested
 from transformer_perf.timeline import (
     GROUPS, PLACES, counted_and_priced, exact_figures, exact_table, iteration_times,
     least_bubble, priced_estimate)
@@ -166,8 +166,8 @@ class Case:
         low, _ = known.intervals['unnamed']['experts' if experts else 'dense']
         rows = [dict(zip(t, row)) | {'strategy': self.strategy}
                 for row in zip(*(x.tolist() for x in t.values() if np.ndim(x)))]
-        new = [layout_never_run(row, self.model, a) for row in rows]
-        return np.where(new, math.exp(-low / 2), 1.)
+        new = [ways_untested(row, self.model, a) for row in rows]
+        return np.exp(-low / 2 * np.array(new))
 
     def table(self):  # dict of columns; empty without configurations
         a = self.assumed.on(self.system)

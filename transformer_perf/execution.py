@@ -41,9 +41,8 @@ from .iteration import (
     check_parallel, choices_fit, copies_of_experts, counts_longer, cross, divisors, evidence, gap,
     grid_lacks,
     interval_columns, keep, known_runs, layers_to_deal, left_out, likely, odd_sizes,
-    packed_in_words, plural, rank_seconds, reaches, readable, rows_never_run, rows_of_table,
-    sends_tokens,
-    settled, sold_besides, usable_domain_sizes, without_flash)
+    packed_in_words, plural, rank_seconds, reaches, readable, rows_of_table, sends_tokens,
+    settled, sold_besides, usable_domain_sizes, ways_rows_untested, without_flash)
 
 # %% ../nbs/88a_search.ipynb #0ac1f301
 ROWS_AT_A_TIME = 20_000   # bounds the memory of a search
@@ -560,15 +559,16 @@ def fitting(n_gpus, q: Question):  # Fitting
                    own.is_timed, layers)
 
 # %% ../nbs/88a_search.ipynb #6a4c89d3
-def _untested(t, q: Question):  # bools
-    "Which candidates no measured run came near; none, where no runs are known."
+def _untested(t, q: Question):  # array
+    "In how many ways no measured run came near each candidate; in none, where no runs are known."
     known = known_runs(q.assumptions)
-    if known is None: return np.array(False)
-    found = rows_never_run(t | {'strategy': q.strategy}, q.considered, q.model, q.assumptions)
+    if known is None: return np.array(0)
     alone = '1d' if q.strategy == '2d-seqp' else q.strategy   # with cp=1
     names = alone, q.strategy
     new = [name not in known.seen.get('strategy', names) for name in names]
-    return found | np.where(t['cp'] == 1, *new) if any(new) else found
+    new = np.where(t['cp'] == 1, *new) if any(new) else False
+    t = t | {'strategy': q.strategy}
+    return ways_rows_untested(t, q.considered, q.model, q.assumptions, new)
 
 def ranked_by(seconds, t, q: Question):  # s, as `seconds`
     "What candidates of so many seconds are ranked by."
@@ -929,7 +929,7 @@ def _tested_of(f: Fitting):  # bools, of each configuration that fits
     "Which of them measured runs came near, at their first placement."
     t, places = f.placeable.t, f.placeable.places
     first = np.searchsorted(places['grouping'], t['grouping'])
-    near = ~_untested(t | {'nvlink_tp': places['nvlink_tp'][first]}, f.question)
+    near = _untested(t | {'nvlink_tp': places['nvlink_tp'][first]}, f.question) == 0
     return np.broadcast_to(near, len(f.some))
 
 def fastest_tested(fit, some):  # as `fastest_of`, at most one row of each group
@@ -1311,8 +1311,9 @@ def untested_in_words(rows):  # str
     if 'likely_s' not in rows: return ''
     longer = np.asarray(rows['likely_s']) / np.asarray(rows['iteration_s'])
     if not (longer == 1).any() or (longer == 1).all(): return ''
-    return ('Some are untested: what no measured run came near counts as if it took '
-            f'{longer.max() - 1:.0%} longer.')
+    least, most = longer[longer > 1].min() - 1, longer.max() - 1
+    by = f'{most:.0%}' if np.isclose(least, most) else f'{least:.0%} to {most:.0%}'
+    return f'Some are untested: what no measured run came near counts as if it took {by} longer.'
 
 def _beside_untested(best, rows, rank):  # str
     """Beside a first layout that no measured run came near: the fastest that some did. Beside one
@@ -1320,7 +1321,10 @@ def _beside_untested(best, rows, rank):  # str
     if 'likely_s' not in best: return ''
     if len(set(best['n_gpus'].tolist())) != 1: return untested_in_words(keep(best, rows))
     tested = ~counts_longer(best)
-    if not tested.any(): return ''
+    if not tested.any():   # some are further from any run than others
+        longer = best['likely_s'] / best['iteration_s']
+        tested = np.isclose(longer, longer.min())
+        return _untested_but_faster(best, rows, rank, tested) if tested[0] else ''
     if tested[0]: return _untested_but_faster(best, rows, rank, tested)
     return _first_that_is_tested(best, rows, rank, tested)
 
@@ -1333,16 +1337,18 @@ def _first_that_is_tested(best, rows, rank, tested):  # str
             'slower.')
 
 def _untested_but_faster(best, rows, rank, tested):  # str
-    "Beside a first row that is tested."
+    "Beside a first row that is tested, or as near to runs as any is."
     seconds = best['iteration_s']
     shown = np.argmin(seconds[rows])
     fastest = rows[shown]
     if tested[fastest]: return ''
-    longer = best['likely_s'][fastest] / seconds[fastest] - 1
+    longer = best['likely_s'] / seconds
     less = 1 - seconds[fastest] / seconds[0]
+    why = ('untested: what no run came near' if longer[0] == 1 else
+           'still further from any run than the first: it')
     return (f'Rank {rank[shown]}, {_sizes_in_words(best, fastest)}, takes {less:.1%} less by our '
-            'count, but is untested: what no run came near is ranked as if it took '
-            f'{longer:.0%} longer.')
+            f'count, but is {why} is ranked as if it took '
+            f'{longer[fastest] / longer[0] - 1:.0%} longer.')
 
 def _rows_shown(best, k, kind):  # (rows, the rank of each)
     "Which of the best are shown: k of a count at most, one of a kind."

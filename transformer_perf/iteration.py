@@ -7,8 +7,8 @@ __all__ = ['PAPER_NAMES', 'ChoicesIfSaid', 'WAITS', 'HIDING', 'SHOWN', 'with_pap
            'has_copies', 'changes_something', 'Shares', 'unsaid', 'Parallel', 'division_rules', 'choices_fit',
            'sends_tokens', 'experts_to_share', 'check_choices_of', 'layers_to_deal', 'can_offload', 'check_host',
            'grid_lacks', 'check_stages', 'check_parallel', 'choices_in_stages', 'settled', 'hides_as_usual',
-           'has_unsaid', 'parts_said', 'reaches', 'out_of_reach', 'gpu_in', 'never_run', 'layout_never_run',
-           'rows_never_run', 'evidence', 'evidence_of_rows', 'kind_of_run', 'is_known', 'known_runs',
+           'has_unsaid', 'parts_said', 'reaches', 'out_of_reach', 'gpu_in', 'never_run', 'ways_untested',
+           'ways_rows_untested', 'evidence', 'evidence_of_rows', 'kind_of_run', 'is_known', 'known_runs',
            'interval_columns', 'likely', 'rank_seconds', 'counts_longer', 'left_out', 'without_flash',
            'packed_in_words', 'Estimate', 'row_of', 'notes_of', 'as_of', 'sold_besides', 'as_published',
            'beyond_software', 'domains_in_words', 'odd_sizes', 'seconds_in', 'tuned_and_plain', 'how_priced',
@@ -440,21 +440,24 @@ def _seen_in_layouts(assumptions):  # dict
     seen = assumptions.measured.evidence.seen
     return {name: values for name, values in seen.items() if name != 'sample_tokens'}
 
-def layout_never_run(row, model: Model, assumptions):  # bool
-    "Whether no measured run came near a layout, whatever the job; see `likely`."
+def ways_untested(row, model: Model, assumptions):  # 0 to 2
+    """In how many ways no measured run came near a layout, whatever the job: by what it chooses,
+    and by its sizes. See `likely`."""
     seen = _seen_in_layouts(assumptions)
-    return bool(_unknown_in(seen, row, model, assumptions) or out_of_reach(row, seen, model))
+    new = _unknown_in(seen, row, model, assumptions), out_of_reach(row, seen, model)
+    return sum(words != '' for words in new)
 
-def rows_never_run(t, considered, model: Model, assumptions):  # bools
-    "The same of the rows of a table; considered: the values of each choice."
+def ways_rows_untested(t, considered, model: Model, assumptions, new=False):  # array
+    """The same of the rows of a table; considered: the values of each choice; new: where rows
+    choose besides what no run has."""
     seen = _seen_in_layouts(assumptions)
     how = sends_tokens(model), assumptions.costs.sums_in_pipelines
-    found = np.array(False)
-    for beyond, *_ in reaches(t, seen, model): found = found | beyond
+    chosen, sized = np.asarray(new), np.array(False)
+    for beyond, *_ in reaches(t, seen, model): sized = sized | beyond
     for name, values in _choices_in(seen).items():
         for value in considered.get(name, ()):
-            found = found | _chooses_unknown(t, name, value, values, *how)
-    return found
+            chosen = chosen | _chooses_unknown(t, name, value, values, *how)
+    return chosen * 1 + sized
 
 def _fitted_stack(assumptions):  # str
     "Whose runs measured costs were fitted to; 'any' where a software has those of others."
@@ -517,12 +520,12 @@ def interval_columns(t, words, model: Model, assumptions):  # dict of columns
     return {'iteration_low_s': low, 'iteration_high_s': high}
 
 def likely(seconds, untested, model: Model, assumptions):  # s, as `seconds`
-    """What layouts are ranked by: their seconds, longer where no measured run came near; without
-    measured runs all are alike. What a job has in every layout ranks none of them."""
+    """What layouts are ranked by: their seconds, longer where no measured run came near, in so many
+    ways; without measured runs all are alike. What a job has in every layout ranks none of them."""
     known = known_runs(assumptions)
     if known is None: return seconds
     longer = untested_longer(known, sends_tokens(model), is_known(assumptions))
-    return seconds * np.where(untested, longer, 1.)
+    return seconds * longer ** np.asarray(untested, dtype=float)
 
 def rank_seconds(table):  # s of each row
     "What a table, or a row, is ranked by: the likely time where runs are known."
@@ -855,7 +858,7 @@ def fastest_place(t, asked):  # (dict: place -> GPUs, PricedWork of it, Times)
 def interval_of(found, p: Parallel, model, system, a: Assumptions):  # dict
     "The interval of one configuration's figures, and its rank; without measured runs: nothing."
     if known_runs(a) is None: return {}
-    untested = layout_never_run(vars(p), model, a)
+    untested = ways_untested(vars(p), model, a)
     return interval_columns(found, evidence(vars(p), model, system, a), model, a) | {
         'likely_s': float(likely(found['iteration_s'], untested, model, a))}
 
@@ -927,7 +930,7 @@ def readable(t, system):  # DataFrame for reading, not for computing
     view = {'rank': t['rank']} if 'rank' in t else {}
     view |= {'GPUs': t.n_gpus, 'strategy': t.strategy, 'samples/s': t.samples_per_s.map(short),
              'iteration s': t.iteration_s.map(short)}
-    if 'likely_s' in t and counts_longer(t).nunique() > 1:
+    if 'likely_s' in t and (t.likely_s / t.iteration_s).round(6).nunique() > 1:
         view['likely s'] = t.likely_s.map(short)   # by which they are ranked
     view |= {'tp': [by(layer_groups(row), row) for row in rows], 'pp': t.pp, 'dp': t.dp,
              'micro-batch': t.micro_batch}

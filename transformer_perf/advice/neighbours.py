@@ -41,8 +41,8 @@ from ..timeline import (
 from ..iteration import (
     Estimate, Parallel, changes_something, check_host, choices_in_stages, counts_longer,
     division_rules, divisors, estimate, grid_lacks, host_too_small, interval_of, keep, known_runs,
-    layers_to_deal, likely, played_estimate, hides_as_usual, possible_places, rows_never_run,
-    rows_of_table, sends_tokens, settled, short, usable_domain_sizes)
+    layers_to_deal, likely, played_estimate, hides_as_usual, possible_places, rows_of_table,
+    sends_tokens, settled, short, usable_domain_sizes, ways_rows_untested)
 from ..execution import (
     can_run, dispatchers_on, distinct, expert_shares, pipeline_divides, practice,
     recomputable_parts, split_by_label)
@@ -495,7 +495,7 @@ def ranked_longer(t, one: Estimate):  # factor of each row
     if known_runs(one.assumptions) is None or runs_untested(one): return 1.
     names = *CHOICES, 'strategy'
     values = {name: dict.fromkeys(np.ravel(t[name]).tolist()) for name in names}
-    untested = rows_never_run(t, values, one.model, one.assumptions)
+    untested = ways_rows_untested(t, values, one.model, one.assumptions)
     return likely(1., untested, one.model, one.assumptions)
 
 def best_placed(t, one: Estimate, every):  # (s, GB needed, s to rank by, table), by formula
