@@ -318,7 +318,7 @@ def test_the_papers_names_of_options():
     new, old = (good('explain', '--model', 'gpt3', '--dp', 4, *words) for words in (
         ('--tp', 4, '--cp', 2, '--nvlink-tp', 4, '--nvlink-cp', 2),
         ('--tp1', 4, '--tp2', 2, '--nvlink-tp1', 4, '--nvlink-tp2', 2)))
-    assert new == old and '2d-seqp' in new
+    assert new == old and '8 GPUs (tp 4 x cp 2)' in new
 
 
 def test_the_package_runs_as_the_command():
