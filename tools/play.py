@@ -63,7 +63,8 @@ def times_of(model, system, again):  # list of rows, of each tp those of each nu
     one = alone(model, system, recompute=again)
     tp, size = (x.ravel() for x in np.meshgrid(TENSOR, SIZES, indexing='ij'))
     table = vars(one.parallel) | {'tp': tp, 'nvlink_tp': tp, 'micro_batch': size}
-    work, _, (cost,), _ = counted_and_priced(table, one.model, one.system, max(SIZES), one.assumptions)
+    work, _, (cost,), _ = counted_and_priced(table, one.model, one.system, max(SIZES),
+                                             one.assumptions)
     figures = (cost.compute, cost.memory, cost.comm, cost.forward, cost.backward,
                work.beside.boundary)
     columns = np.array([np.broadcast_to(x, len(table['tp'])) for x in figures])

@@ -882,7 +882,7 @@ def estimate(
     asked = (model, system, global_batch, a)
     place, priced, times = fastest_place(possible_places(p, system, a), asked)
     placed = with_fields(p, **place)
-    found = keep(exact_figures(priced, times), 0)
+    found = exact_figures(priced, times)
     found |= interval_of(found, placed, model, system, a)
     return Estimate(model, placed, system, global_batch, a,
                     {name: float(x) for name, x in found.items()})

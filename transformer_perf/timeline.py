@@ -1172,13 +1172,14 @@ def idle_when_played(p: Layouts, pace, more, total):  # s
     "What the slowest stage idles in a schedule of `total` s; the others as in `bubble_time`."
     return np.maximum(total - p.micro_batches * (pace + more), 0.)
 
-def played_bubble(priced: PricedWork, pace, more):  # s, [..., layout]
+def played_bubble(priced: PricedWork, pace, more):  # s
     "As `bubble_time`, played where no formula holds."
-    found = np.array(bubble_time(priced, pace, more), ndmin=1)
+    by_formula = bubble_time(priced, pace, more)
+    found = np.array(by_formula, ndmin=1)
     for layouts, rows in _grouped_by_order(priced.work.layouts):
         some, own = priced.at(rows, layouts), fields_at((pace, more), rows)
         found[..., rows] = _bubble_of_order(some, *own, found[..., rows])
-    return found
+    return found.reshape(np.shape(by_formula))[()]
 
 # %% ../nbs/87_timeline.ipynb #5c0ed005
 def memory_that_stays(work: Workload, at):  # Memory
@@ -1235,7 +1236,7 @@ def exact_table(t, *asked):  # dict of columns
     "As `statistics`, of a table of a few configurations: `exact_figures` of each."
     return exact_figures(counted_and_priced(t, *asked))
 
-def memories_played(work: Workload, memory: Memory):  # Memory, [layout]
+def memories_played(work: Workload, memory: Memory):  # Memory
     "The memory of each layout, which a formula gave, played where stages are unlike."
     memory = Memory(*(np.array(np.broadcast_to(x, work.layouts.number)) for x in memory))
     for layouts, rows in _grouped_by_order(work.layouts):
@@ -1243,7 +1244,7 @@ def memories_played(work: Workload, memory: Memory):  # Memory, [layout]
         if is_held_by_formula(some): continue
         full = _of_fullest_rank(layouts, _at_peak(some, _stay_on_ranks(some)))
         for column, GB in zip(memory, full): column[rows] = GB
-    return memory
+    return Memory(*(column.reshape(np.shape(work.layouts.column))[()] for column in memory))
 
 # %% ../nbs/87_timeline.ipynb #04b00007
 def job_of_estimate(one):  # CountedJob
