@@ -1229,7 +1229,8 @@ def exact_figures(priced: PricedWork, times: Times = None):  # dict of columns; 
     if is_timed_by_formula(work):
         return all_figures(priced, times or iteration_times(priced), memory)
     times = iteration_times(priced, bubble_of=played_bubble)
-    return all_figures(priced, times, memories_played(work, memory))
+    if not is_held_by_formula(work): memory = memories_played(work, memory)
+    return all_figures(priced, times, memory)
 
 # %% ../nbs/87_timeline.ipynb #5c0ed016
 def exact_table(t, *asked):  # dict of columns
