@@ -1175,6 +1175,8 @@ def idle_when_played(p: Layouts, pace, more, total):  # s
 def played_bubble(priced: PricedWork, pace, more):  # s
     "As `bubble_time`, played where no formula holds."
     by_formula = bubble_time(priced, pace, more)
+    if np.ndim(priced.work.layouts.column) == 0:   # one layout is of one order
+        return _bubble_of_order(priced, pace, more, by_formula)
     found = np.array(by_formula, ndmin=1)
     for layouts, rows in _grouped_by_order(priced.work.layouts):
         some, own = priced.at(rows, layouts), fields_at((pace, more), rows)
