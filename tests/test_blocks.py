@@ -209,8 +209,7 @@ def test_a_half_around_experts_sends_tokens():
     model = dataclasses.replace(mixtral, layers=((around, depth),))
     one, other = (estimate(m, Parallel(tp=2, pp=4, dp=8, ep=4), 'H200', 64, 'calibrated').stats
                   for m in (mixtral, model))
-    assert other.pop('likely_s') > one.pop('likely_s')   # no run had layers of that name
-    assert one == other
+    assert one == other   # also in rank: that no run had layers of that name is so of all layouts
     with pytest.raises(ValueError, match='experts=8 must be divisible by ep=16'):
         estimate(model, Parallel(dp=16, ep=16), 'H200', 64)
     assert (search(model, 64, 'H200', 64, k=1).ep > 1).all()

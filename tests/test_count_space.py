@@ -175,7 +175,7 @@ def test_what_is_counted_before_it_is_done(monkeypatch):
     layers = different(fit.space.t, 'tp', 'cp', 'micro_batch')
     placed = layers * different(fit.space.places, 'nvlink_tp', 'nvlink_cp')
     assert numbers[execution.MOST_TRIED, 'layers at placements'] == placed == 21 * 4
-    priced = 3 * np.shape(fit.layers.cost.forward)[-1]
+    priced = 3 * np.shape(fit.layers.cost[0].forward)[-1]
     assert numbers[execution.MOST_PRICED, 'layers at placements'] == priced > 100
     limit(7, 7, 'cells')
     with pytest.raises(ValueError, match='7 cells are more than 6'): limit(7, 6, 'cells')
