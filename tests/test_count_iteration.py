@@ -1197,6 +1197,14 @@ def test_a_layout_in_words(ep, etp, who):
             'batch by 8 copies in micro-batches of 1; an NVLink domain holds tp 2') in repr(one)
 
 
+@pytest.mark.parametrize('pp, v, stages', [
+    (1, 1, '1 pipeline stage, '), (4, 8, '4 pipeline stages, '),   # of 32 layers
+    (4, 3, '4 pipeline stages (32 layers in 12 chunks: some have fewer), ')])
+def test_unlike_chunks_are_told(pp, v, stages):
+    one = estimate('llama3.1_8B', Parallel(pp=pp, dp=2, virtual_stages=v), 'H100-80GB', 16)
+    assert f'the layers by {stages}the batch' in repr(one)
+
+
 @pytest.mark.parametrize('layout, gpus', [
     (dict(dp=4), '1 GPU'), (dict(cp=2, dp=2), '2 GPUs (cp 2)'), (dict(tp=4), '4 GPUs (tp 4)'),
     (dict(tp=8, cp=2), '16 GPUs (tp 8 x cp 2)'),

@@ -970,13 +970,19 @@ def _sharing_in_words(row):
     how = f'{row.strategy}: ' if row.strategy == '2d' else ''   # the others follow from the groups
     return f'{gpus} ({how}{named})' if named else gpus
 
-def layout_in_words(row):
+def _stages_in_words(row, depth):
+    "Who shares the layers, and whether each chunk has as many."
+    stages, chunks = plural(row.pp, 'pipeline stage'), row.pp * row.virtual_stages
+    if depth % chunks == 0: return stages
+    return f'{stages} ({depth} layers in {chunks} chunks: some have fewer)'
+
+def layout_in_words(row, depth):
     "How a configuration shares the job out."
     several = [f'{group} {row[place]}' for group, place in zip(GROUPS, PLACES) if row[place] > 1]
     placed = ' x '.join(several) or 'one GPU of each group'
     copies = '1 copy' if row.dp == 1 else f'{row.dp} copies'
     return (f'Each layer is shared by {_sharing_in_words(row)}, {_experts_in_words(row)}'
-            f'the layers by {plural(row.pp, "pipeline stage")}, the batch by {copies} in '
+            f'the layers by {_stages_in_words(row, depth)}, the batch by {copies} in '
             f'micro-batches of {row.micro_batch}; an NVLink domain holds {placed}.')
 
 def _loss_in_words(name, share):
@@ -1055,7 +1061,7 @@ def in_words(row, model, system, global_batch):
             f'an NVLink domain): {short(row.samples_per_s)} samples/s, '
             f'{short(row.iteration_s)} s for an iteration of {plural(global_batch, "sample")}'
             f'{interval_in_words(row)}.')
-    parts = [head, layout_in_words(row), time_in_words(row), rate_in_words(row, system),
+    parts = [head, layout_in_words(row, model.depth), time_in_words(row), rate_in_words(row, system),
              memory_in_words(row, system)]
     if model.train_samples and not adapted(row.get('adapters', 'none')).some:
         days = model.train_samples / row.samples_per_s / 86400
