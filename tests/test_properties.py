@@ -13,7 +13,7 @@ from transformer_perf.estimates import COLLECTIVES, as_assumptions, collective_t
 from transformer_perf.blocks import gpt_block
 from transformer_perf.execution import best_of, considered_choices, Question, search_each
 from transformer_perf.timeline import COMPONENTS, MEMORY_PARTS, iteration_times, memory_of
-from transformer_perf.iteration import readable
+from transformer_perf.iteration import rank_seconds, readable
 from transformer_perf.kernels import pricer_of
 from transformer_perf.models import sizes_of
 from transformer_perf.modules import (
@@ -160,10 +160,11 @@ def configurations(model, n, system, batch, strategy, a):
 
 
 def brute_force(model, n, system, batch, strategy, a):
-    "Iteration times of all that fit, one by one."
+    "Iteration times of all that fit, one by one, in the order of what ranks them."
     every = (estimate(model, p, system, batch, a)
              for p in configurations(model, n, system, batch, strategy, a))
-    return sorted(one.stats['iteration_s'] for one in every if one.fits)
+    fitting = sorted((one.stats for one in every if one.fits), key=rank_seconds)
+    return [stats['iteration_s'] for stats in fitting]
 
 
 @examples(20, suppress_health_check=slow)
