@@ -1061,8 +1061,8 @@ def in_words(row, model, system, global_batch):
             f'an NVLink domain): {short(row.samples_per_s)} samples/s, '
             f'{short(row.iteration_s)} s for an iteration of {plural(global_batch, "sample")}'
             f'{interval_in_words(row)}.')
-    parts = [head, layout_in_words(row, model.depth), time_in_words(row), rate_in_words(row, system),
-             memory_in_words(row, system)]
+    parts = [head, layout_in_words(row, model.depth), time_in_words(row),
+             rate_in_words(row, system), memory_in_words(row, system)]
     if model.train_samples and not adapted(row.get('adapters', 'none')).some:
         days = model.train_samples / row.samples_per_s / 86400
         parts.append(f'The whole training of {short(model.train_samples)} samples would take '
