@@ -13,10 +13,14 @@ import base64
 import html
 import io
 import math
+import re
 from typing import NamedTuple
+from xml.etree import ElementTree
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Polygon, Rectangle
 from ..iteration import plural, short
 from ..plots import BLUE, DARK, GREEN, GREY
 
@@ -334,9 +338,47 @@ def watched(p: Pipeline, rest, span, now):  # Drawing
     drawn.append(line(at, y - 6, at, y + high, 'black', 2))
     return drawing(drawn, 1110, y + high + 72)
 
+# %% ../../nbs/75_drawing.ipynb #7a51c150
+ANCHORS = {'start': 'left', 'middle': 'center', 'end': 'right'}
+
+def shapes_of(tag, get):  # list of matplotlib's patches
+    "The areas of one element; of a path, the rectangles of `Rows.path`."
+    look = {'facecolor': get('fill', 'none'), 'edgecolor': get('stroke', 'none'), 'snap': False,
+            'linewidth': float(get('stroke-width', 0)),
+            'linestyle': '--' if get('stroke-dasharray') else '-'}
+    if tag == 'polygon':
+        return [Polygon([tuple(map(float, corner.split(','))) for corner in get('points').split()],
+                        **look)]
+    rectangles = [[get(name, 0) for name in ('x', 'y', 'width', 'height')]]
+    if tag == 'path': rectangles = re.findall(r'M(\S+) (\S+?)h(\S+?)v(\S+?)h', get('d'))
+    return [Rectangle((float(x), float(y)), float(width), float(height), **look)
+            for x, y, width, height in rectangles]
+
+def draw_again(ax, node, order):
+    "One element of a drawing, by matplotlib, above those before."
+    tag = node.tag.split('}')[-1]
+    get = node.get
+    color = node.get('stroke') or node.get('fill')
+    number = lambda name: float(get(name))
+    if tag in ('rect', 'path', 'polygon'):
+        for shape in shapes_of(tag, get): ax.add_patch(shape).set_zorder(order)
+    elif tag == 'line':
+        ax.plot([number('x1'), number('x2')], [number('y1'), number('y2')], color=color,
+                linewidth=number('stroke-width'), zorder=order)
+    elif tag == 'text':
+        ax.text(number('x'), number('y'), node.text, ha=ANCHORS[get('text-anchor')], color=color,
+                fontsize=number('font-size'), fontweight=get('font-weight'), zorder=order)
+
 # %% ../../nbs/75_drawing.ipynb #7a51c0f2
 def png_of(figure):  # bytes
-    "A figure of matplotlib as a PNG."
+    "A drawing or a figure as a PNG."
+    if isinstance(figure, Drawing):   # again, as a figure of the same size
+        root = ElementTree.fromstring(figure)
+        width, height = (float(x) for x in root.get('viewBox').split()[2:])
+        figure = Figure((width / 72, height / 72), dpi=144)
+        ax = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+        ax.axis('off')
+        for order, node in enumerate(root.iter()): draw_again(ax, node, order)
     file = io.BytesIO()
     FigureCanvasAgg(figure).print_png(file)   # `savefig` draws it twice
     return file.getvalue()

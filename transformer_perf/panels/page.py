@@ -145,8 +145,8 @@ def files_of(state, shown: Shown):  # (dict: file name -> bytes, list of sentenc
     "What can be taken away of a panel; and why some frameworks cannot be told its configuration."
     name, figure = panel_name(state), shown.figure
     files = {f'{name}.csv': shown.table.to_csv(index=False).encode()}
+    if figure is not None: files[f'{name}.png'] = png_of(figure)
     if isinstance(figure, Drawing): files[f'{name}.svg'] = figure.encode()
-    elif figure is not None: files[f'{name}.png'] = png_of(figure)
     failed = []
     for framework, format in FORMATS.items() if hasattr(state, 'job') else ():
         try: files[f'{framework}{format.ending}'] = export(state.job, framework).encode()
