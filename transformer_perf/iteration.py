@@ -965,10 +965,12 @@ def _experts_in_words(row):
 
 def _sharing_in_words(row):
     "Which GPUs share a layer, by the names of their groups."
-    gpus = plural(int(np.prod([row[group] for group in layer_groups(row)])), 'GPU')
-    named = ' x '.join(f'{group} {row[group]}' for group in layer_groups(row) if row[group] > 1)
-    how = f'{row.strategy}: ' if row.strategy == '2d' else ''   # the others follow from the groups
-    return f'{gpus} ({how}{named})' if named else gpus
+    sharing = [group for group in layer_groups(row) if row[group] > 1]
+    if not sharing: return '1 GPU'
+    number = np.prod([row[group] for group in sharing])
+    named = ' x '.join(f'{group} {row[group]}' for group in sharing)
+    if row.strategy == '2d': named = f'2d: {named}'   # the others follow from the groups
+    return f'{number} GPUs ({named})'
 
 def _stages_in_words(row, depth):
     "Who shares the layers, and whether each chunk has as many."
@@ -1030,7 +1032,7 @@ def host_lacks(one: Estimate):  # str, empty where its room is enough
     return f'its host would hold {held:.1f} of {room:g} GB for each GPU'
 
 def may_fit(one: Estimate):  # bool
-    "Whether what is counted fits and only its bound does not: of public runs, one in six ran."
+    "Whether what is counted fits and only its bound does not."
     room = one.system.hbm_capacity
     return one.stats['memory_GB'] <= room < one.needed and not host_too_small(one.stats, one.system)
 

@@ -1196,11 +1196,12 @@ def memory_that_stays(work: Workload, at):  # Memory
 def _stay_on_ranks(work: Workload):  # Memory, GB, [layout, rank]
     "What each rank holds between its passes, of layouts whose passes come in one order."
     stages, of_rank = _stages_at_rest(_order_counts(work), *_stages_asked(work))
-    number, kinds = work.layouts.number, len(stages.first)
-    row, kind = np.divmod(np.arange(number * kinds), kinds)   # each layout with each stage
-    each = memory_that_stays(work.at(row, work.layouts.at(row)), fields_at(stages, kind))
-    by_layout = (np.broadcast_to(GB, row.shape).reshape(number, kinds) for GB in each)
-    return Memory(*(GB[:, of_rank] for GB in by_layout))
+    shape = work.layouts.number, len(stages.first)
+    layout, stage = np.indices(shape).reshape(2, -1)   # each layout with each stage
+    work = work.at(layout, work.layouts.at(layout))
+    stay = memory_that_stays(work, fields_at(stages, stage))
+    def on_ranks(GB): return np.broadcast_to(GB, layout.shape).reshape(shape)[:, of_rank]
+    return Memory(*map(on_ranks, stay))
 
 def memory_on_ranks(work: Workload):  # (Memory at its peak, Memory that stays), GB, [rank]
     "What each rank of one configuration holds."
